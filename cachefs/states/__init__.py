@@ -1,0 +1,1 @@
+"""What a saved KV state looks like, and where to cut it."""
