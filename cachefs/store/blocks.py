@@ -1,0 +1,257 @@
+"""Blocks: found by digest or row key, read back and verified, gathered in memory until written.
+
+A new block gets its id at once and waits in the `Pool` until a batch is written
+out; it can be found and read there meanwhile.
+
+A block that no committed recipe names is a *victim* and may be deleted at any
+time. Who uses a block before its recipe is committed must therefore *hold* it.
+`Blocks.hold` fails for a block that is being deleted; a block held before a
+snapshot is taken, and seen in that snapshot, stays.
+
+Called from any thread.
+"""
+
+import threading
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+import lmdb
+import numpy as np
+import xxhash
+
+from cachefs.states.pieces import Buffer
+from cachefs.store import codec
+from cachefs.store.errors import Damaged
+from cachefs.store.index import Index
+from cachefs.store.layout import footprint
+from cachefs.store.records import CHUNK, BlockRow, Refs, int_key, int_of
+from cachefs.store.volumes import Volumes
+
+
+@dataclass(slots=True)
+class Fresh:
+    """A block that is not on disk yet; ``row.volume`` is still 0."""
+
+    id: int
+    row: BlockRow
+    raw: Buffer
+    payload: Buffer
+
+
+class Pool:
+    """Fresh blocks, by id and by everything they can be found by. Guarded by its owner's lock."""
+
+    def __init__(self) -> None:
+        self.by_id: dict[int, Fresh] = {}
+        self.digests: dict[bytes, int] = {}
+        self.heads: dict[int, int] = {}
+        self.tails: dict[int, int] = {}
+        self.footprint = 0
+
+    def add(self, block: Fresh) -> None:
+        self.by_id[block.id] = block
+        self.digests.setdefault(block.row.digest, block.id)
+        if block.row.head:
+            self.heads[block.row.head] = block.id
+            self.tails[block.row.tail] = block.id
+        self.footprint += footprint(block.row.stored)
+
+    def remove(self, block: Fresh) -> None:
+        if self.by_id.pop(block.id, None) is None:
+            return
+        self.footprint -= footprint(block.row.stored)
+        for table, key in ((self.heads, block.row.head), (self.tails, block.row.tail)):
+            if table.get(key) == block.id:
+                del table[key]
+        if self.digests.get(block.row.digest) == block.id:
+            del self.digests[block.row.digest]
+
+
+class Blocks:
+    """Every block of a store."""
+
+    def __init__(self, index: Index, volumes: Volumes) -> None:
+        self.index = index
+        self.volumes = volumes
+        self.lock = threading.Lock()
+        self.pool = Pool()
+        self.held: Counter[int] = Counter()
+        self.dying: set[int] = set()
+        self.revived: dict[int, int] = {}
+        """Held victims, with their footprints: counted as victims on disk, but not to be had."""
+        self.revived_bytes = 0
+        self.damaged: set[int] = set()
+        self._verified: set[int] = set()
+        with index.env.begin(db=index.dbs["blocks"]) as txn:
+            cursor = txn.cursor()
+            self._next = int_of(cursor.key()) + 1 if cursor.last() else 1
+
+    # -- holding
+
+    def hold(self, block: int) -> bool:
+        """Keep a block from being deleted; False if that is under way."""
+        with self.lock:
+            if block in self.dying:
+                return False
+            self.held[block] += 1
+            return True
+
+    def release(self, ids: Iterable[int]) -> None:
+        with self.lock:
+            for block in ids:
+                if self.held[block] <= 1:
+                    del self.held[block]
+                    self._unrevive(block)
+                else:
+                    self.held[block] -= 1
+
+    def _unrevive(self, block: int) -> None:
+        self.revived_bytes -= self.revived.pop(block, 0)
+
+    def revive(self, block: int, stored: int) -> None:
+        """Note that a held block is a victim on disk."""
+        with self.lock:
+            if self.held[block] and block not in self.revived:
+                self.revived[block] = footprint(stored)
+                self.revived_bytes += self.revived[block]
+
+    def referenced(self, ids: Iterable[int]) -> None:
+        """Note that blocks are no victims any more."""
+        with self.lock:
+            for block in ids:
+                self._unrevive(block)
+
+    # -- finding
+
+    def by_digest(self, digest: bytes) -> int | None:
+        with self.lock:
+            found = self.pool.digests.get(digest)
+        if found is None:
+            value = self.index.committed("digests", digest)
+            found = int_of(value) if value else None
+        return found
+
+    def by_row(self, key: int, *, tail: bool) -> int | None:
+        """The block whose first (last) row or column has this key."""
+        with self.lock:
+            found = (self.pool.tails if tail else self.pool.heads).get(key)
+        if found is None:
+            value = self.index.committed("tails" if tail else "heads", int_key(key))
+            found = int_of(value) if value else None
+        return found
+
+    @contextmanager
+    def reader(self) -> Iterator["BlockReader"]:
+        """Raw bytes of blocks; what it gives out is valid inside the with block only."""
+        with ExitStack() as stack:
+            yield BlockReader(self, stack)
+
+    # -- adding
+
+    def add(self, raw: Buffer, digest: bytes, kind: int = CHUNK, width: int = 0, rows: int = 0,
+            head: int = 0, tail: int = 0) -> int:  # fmt: skip
+        """Take a new block into the pool, held once; its id."""
+        if isinstance(raw, memoryview) and len(raw) < 1 << 17:
+            raw = bytes(raw)  # a short view would keep the writer's whole buffer alive
+        packed, payload = codec.encode(raw) if kind == CHUNK else (codec.RAW, raw)
+        with self.lock:
+            number = self._next
+            self._next += 1
+            row = BlockRow(
+                digest, 0, packed, kind, len(raw), len(payload), width, rows, head, tail, 0
+            )
+            self.pool.add(Fresh(number, row, raw, payload))
+            self.held[number] += 1
+        return number
+
+    def is_verified(self, block: int) -> bool:
+        return block in self._verified
+
+    def set_verified(self, block: int) -> None:
+        if len(self._verified) >= 1 << 18:
+            self._verified.clear()
+        self._verified.add(block)
+
+    def note_damage(self, block: int) -> None:
+        with self.lock:
+            self.damaged.add(block)
+
+
+class BlockReader:
+    """See `Blocks.reader`."""
+
+    def __init__(self, blocks: Blocks, stack: ExitStack) -> None:
+        self._blocks = blocks
+        self._stack = stack
+        self._index: lmdb.Transaction | None = None
+        self._volumes: dict[int, lmdb.Transaction] = {}
+
+    def _txn(self) -> lmdb.Transaction:
+        if self._index is None:
+            self._index = self._stack.enter_context(self._blocks.index.env.begin())
+        return self._index
+
+    def row(self, block: int) -> BlockRow | None:
+        """The block's record, or None if there is no such block."""
+        with self._blocks.lock:
+            fresh = self._blocks.pool.by_id.get(block)
+        if fresh is not None:
+            return fresh.row
+        value = self._txn().get(int_key(block), db=self._blocks.index.dbs["blocks"])
+        return BlockRow.unpack(value) if value else None
+
+    def refs(self, block: int) -> Refs:
+        value = self._txn().get(int_key(block), db=self._blocks.index.dbs["refs"])
+        return Refs.unpack(value) if value else Refs(0, 0)
+
+    def _payload(self, block: int, row: BlockRow) -> Buffer | None:
+        volume = self._blocks.volumes.by_number.get(row.volume)
+        if volume is None:
+            return None
+        txn = self._volumes.get(row.volume)
+        if txn is None:
+            txn = self._stack.enter_context(volume.env.begin(db=volume.db, buffers=True))
+            self._volumes[row.volume] = txn
+        return txn.get(int_key(block))
+
+    def raw(self, block: int, *, verify: bool = True) -> Buffer:
+        """A block's raw bytes. ``verify``: check them against the digest, once a mount.
+
+        Raises Damaged when they are missing or wrong.
+        """
+        for _ in range(2):
+            with self._blocks.lock:
+                fresh = self._blocks.pool.by_id.get(block)
+            if fresh is not None:
+                return fresh.raw
+            row = self.row(block)
+            payload = self._payload(block, row) if row is not None else None
+            if row is not None and payload is not None:
+                return self._decode(block, row, payload, verify=verify)
+            # Left the pool for the disk between the two looks: newer snapshots have it.
+            # The old ones stay open, buffers given out earlier point into them.
+            self._index, self._volumes = None, {}
+        self._blocks.note_damage(block)
+        raise Damaged(f"block {block} is missing")
+
+    def _decode(self, block: int, row: BlockRow, payload: Buffer, *, verify: bool) -> Buffer:
+        try:
+            raw = codec.decode(payload, row.codec, row.raw)
+        except codec.Broken:
+            raw = b""
+        if verify and not self._blocks.is_verified(block):
+            if len(raw) != row.raw or xxhash.xxh3_128_digest(raw) != row.digest:
+                self._blocks.note_damage(block)
+                raise Damaged(f"block {block} differs from its digest")
+            self._blocks.set_verified(block)
+        return raw
+
+
+def same_bytes(one: Buffer, other: Buffer) -> bool:
+    """Whether two buffers are equal; about 0.1 ms a MiB."""
+    return len(one) == len(other) and bool(
+        np.array_equal(np.frombuffer(one, np.uint8), np.frombuffer(other, np.uint8))
+    )
+

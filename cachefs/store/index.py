@@ -1,0 +1,162 @@
+"""The index environment, and the changes to it that are not committed yet.
+
+LMDB has one write transaction at a time, bound to the thread that began it, and
+its commit waits for the disk. File operations must not. So they write into a
+`Layer` in memory, and read through it; about once a second, or when somebody
+calls fsync, the layer is *frozen* and written by a thread as one transaction,
+while new changes gather in the next layer. What is on disk is therefore always
+one consistent moment of the tree.
+
+Layers are touched by the event loop's thread only; a frozen one is read by the
+committing thread and changed by nobody.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import lmdb
+from sortedcontainers import SortedDict
+
+TREE_TABLES = ("inodes", "dirents", "cookies", "xattrs", "recipes", "about", "orphans", "uses")
+INTEGER_TABLES = ("blocks", "refs", "heads", "tails")
+BLOCK_TABLES = (*INTEGER_TABLES, "digests", "victims")
+TABLES = ("meta", "volumes", *TREE_TABLES, *BLOCK_TABLES)
+
+_SCAN = 512
+
+
+class Layer:
+    """Pending changes: table → key → value (None: deleted), and what goes with them.
+
+    ``refs`` are changes of reference counts by block id; ``counters`` changes of
+    the statistics; ``holds`` the block ids to let go once committed.
+    """
+
+    def __init__(self) -> None:
+        self.tables: dict[str, SortedDict[bytes, bytes | None]] = {t: SortedDict() for t in TREE_TABLES}
+        self.refs: Counter[int] = Counter()
+        self.counters: Counter[str] = Counter()
+        self.holds: list[list[int]] = []
+
+    def __bool__(self) -> bool:
+        return bool(self.refs or self.counters or self.holds or any(self.tables.values()))
+
+    def absorb(self, newer: "Layer") -> None:
+        """Put a newer layer's changes on top of this one's."""
+        for name, entries in newer.tables.items():
+            self.tables[name].update(entries)
+        for block, delta in newer.refs.items():
+            self.refs[block] += delta
+        for name, delta in newer.counters.items():
+            self.counters[name] += delta
+        self.holds += newer.holds
+
+
+class Index:
+    """The index environment of a store. ``map_bytes`` None opens it for reading only."""
+
+    def __init__(self, path: Path, map_bytes: int | None) -> None:
+        self.env = lmdb.open(
+            str(path),
+            map_size=map_bytes or 0,
+            max_dbs=len(TABLES),
+            max_readers=512,
+            readonly=map_bytes is None,
+            create=map_bytes is not None,
+            mode=0o600,
+            meminit=False,
+        )
+        self.dbs = {
+            name: self.env.open_db(
+                name.encode(), integerkey=name in INTEGER_TABLES, create=map_bytes is not None
+            )
+            for name in TABLES
+        }
+        self.active = Layer()
+        self.frozen: Layer | None = None
+
+    def close(self) -> None:
+        self.env.close()
+
+    @contextmanager
+    def snapshot(self) -> Iterator[lmdb.Transaction]:
+        """A read transaction over what is committed."""
+        with self.env.begin(buffers=False) as txn:
+            yield txn
+
+    def committed(self, table: str, key: bytes) -> bytes | None:
+        """A committed value; pending changes are not looked at."""
+        with self.env.begin(db=self.dbs[table]) as txn:
+            value: bytes | None = txn.get(key)
+            return value
+
+    def get(self, table: str, key: bytes) -> bytes | None:
+        entries = self.active.tables[table]
+        if key in entries:
+            return entries[key]
+        if self.frozen is not None:
+            entries = self.frozen.tables[table]
+            if key in entries:
+                return entries[key]
+        with self.env.begin(db=self.dbs[table]) as txn:
+            value: bytes | None = txn.get(key)
+            return value
+
+    def put(self, table: str, key: bytes, value: bytes) -> None:
+        self.active.tables[table][key] = value
+
+    def delete(self, table: str, key: bytes) -> None:
+        self.active.tables[table][key] = None
+
+    def scan(self, table: str, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Entries with start <= key < stop, in order. Changes made meanwhile may or may not show."""
+        while start < stop:
+            found: dict[bytes, bytes | None] = {}
+            upper = stop
+            with self.env.begin(db=self.dbs[table]) as txn:
+                cursor = txn.cursor()
+                if cursor.set_range(start):
+                    for key, value in cursor:
+                        if key >= stop:
+                            break
+                        if len(found) == _SCAN:
+                            upper = key
+                            break
+                        found[key] = value
+            for layer in (self.frozen, self.active):
+                if layer is not None:
+                    entries = layer.tables[table]
+                    for key in entries.irange(start, upper, inclusive=(True, False)):
+                        found[key] = entries[key]
+            for key in sorted(found):
+                value = found[key]
+                if value is not None:
+                    yield key, value
+            start = upper
+
+    def freeze(self) -> Layer | None:
+        """Set the pending changes apart for a commit; None when there are none. `thaw` must follow."""
+        assert self.frozen is None
+        if not self.active:
+            return None
+        self.frozen, self.active = self.active, Layer()
+        return self.frozen
+
+    def thaw(self, *, committed: bool) -> None:
+        """End of a commit. What could not be committed becomes pending again."""
+        frozen, self.frozen = self.frozen, None
+        if frozen is not None and not committed:
+            frozen.absorb(self.active)
+            self.active = frozen
+
+    def used(self) -> float:
+        """Part of the map that live pages take, 0 … 1."""
+        info = self.env.info()
+        with self.env.begin() as txn:
+            pages = 0
+            for db in self.dbs.values():
+                stat = txn.stat(db)
+                pages += stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"]
+        return float(pages * self.env.stat()["psize"] / info["map_size"])

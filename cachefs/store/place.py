@@ -1,0 +1,234 @@
+"""Placing pieces: find what is stored already, keep what is new, say where both lie.
+
+For a group of rows (or a tile) whose digest is unknown, the block that starts
+with the same row may still share its leading rows, and the one that ends with
+the same row its trailing ones. They are borrowed as slices; only what remains
+becomes a new block. Chats that part in the middle of a group meet this way.
+
+Equality is decided by comparing bytes, never by digest alone.
+"""
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from cachefs.states.pieces import Band, Buffer, Chunk, Piece, Rows
+from cachefs.store import recipe
+from cachefs.store.blocks import BlockReader, Blocks, same_bytes
+from cachefs.store.errors import Damaged
+from cachefs.store.records import ROWS, TILE
+
+INLINE_LIMIT = 64
+"""Chunks up to this many bytes live in the recipe itself."""
+
+BLOCK_LIMIT = 256 * 1024
+_BORROWS = 16
+"""Slices one group may borrow. Rows that repeat in odd orders would else crumble it to single rows."""
+
+_TILE_SEED = 1 << 63
+Part = tuple[int, int, int]
+Bytes2D = npt.NDArray[np.uint8]
+
+
+def row_key(row: Buffer, width: int, rows: int = 0) -> int:
+    """64-bit key of a first or last row (``rows`` 0) or of a tile's first or last column."""
+    return xxhash.xxh3_64_intdigest(row, seed=width | rows << 32 | (_TILE_SEED if rows else 0)) or 1
+
+
+class Placer:
+    """Places the pieces of one file, in order. Used by one thread at a time.
+
+    Holds every block it names until `take_holds` passes them on.
+    """
+
+    def __init__(self, blocks: Blocks) -> None:
+        self._blocks = blocks
+        self._words: list[recipe.Word3] = []
+        self._holds: list[int] = []
+        self.placed_bytes = 0
+        self.new_bytes = 0
+
+    def take(self) -> recipe.Records:
+        """The records of what was placed since the last call."""
+        words, self._words = self._words, []
+        return recipe.records(words) if words else recipe.EMPTY
+
+    def take_holds(self) -> list[int]:
+        """The block ids held for it, one entry a hold; the caller must release them."""
+        holds, self._holds = self._holds, []
+        return holds
+
+    def place(self, piece: Piece) -> None:
+        """Place one piece, about 0.15 ms a MiB where all is shared."""
+        self.placed_bytes += len(piece.data)
+        if isinstance(piece, Chunk):
+            self._chunk(piece.data)
+        elif isinstance(piece, Rows):
+            self._rows(piece.data, piece.width)
+        else:
+            self._band(piece)
+
+    def place_bytes(self, data: Buffer) -> None:
+        """Place bytes of any length that are to be found whole or not at all."""
+        view = memoryview(data)
+        for start in range(0, len(view), BLOCK_LIMIT):
+            self.place(Chunk(view[start : start + BLOCK_LIMIT]))
+
+    # -- chunks
+
+    def _chunk(self, data: Buffer) -> None:
+        if len(data) <= INLINE_LIMIT:
+            self._words += recipe.inline(bytes(data))
+            return
+        digest = xxhash.xxh3_128_digest(data)
+        block = self._whole(data, digest)
+        if block is None:
+            block = self._add(data, digest, 0, 0, 0)
+        self._slice(block, 0, len(data))
+
+    def _slice(self, block: int, offset: int, length: int) -> None:
+        self._words.append(recipe.slice_of(block, offset, length))
+
+    def _add(self, data: Buffer, digest: bytes, kind: int, width: int, rows: int,
+             head: int = 0, tail: int = 0) -> int:  # fmt: skip
+        self.new_bytes += len(data)
+        block = self._blocks.add(data, digest, kind, width, rows, head, tail)
+        self._holds.append(block)
+        return block
+
+    def _held(self, block: int | None, reader: BlockReader) -> Buffer | None:
+        """Hold a candidate and give its bytes; None if it is going, gone or damaged."""
+        if block is None or not self._blocks.hold(block):
+            return None
+        try:
+            raw = reader.raw(block, verify=False)
+        except Damaged:
+            self._blocks.release([block])
+            return None
+        row = reader.row(block)
+        if row is not None and row.volume and not reader.refs(block).count:
+            self._blocks.revive(block, row.stored)
+        self._holds.append(block)
+        return raw
+
+    def _let_go(self) -> None:
+        self._blocks.release([self._holds.pop()])
+
+    def _whole(self, data: Buffer, digest: bytes) -> int | None:
+        """The held block that equals ``data``."""
+        block = self._blocks.by_digest(digest)
+        if block is None:
+            return None
+        with self._blocks.reader() as reader:
+            raw = self._held(block, reader)
+            if raw is not None:
+                if same_bytes(raw, data):
+                    return block
+                self._let_go()
+        return None
+
+    # -- rows
+
+    def _rows(self, data: Buffer, width: int) -> None:
+        view = memoryview(data)
+        trailing: list[Part] = []
+        for left in range(_BORROWS, -1, -1):
+            digest = xxhash.xxh3_128_digest(view)
+            block = self._whole(view, digest)
+            if block is not None:
+                self._slice(block, 0, len(view))
+                break
+            head = row_key(view[:width], width)
+            tail = row_key(view[-width:], width)
+            if left and (lead := self._borrow(view, width, head, tail=False)):
+                self._slice(*lead)
+                view = view[lead[2] :]
+            elif left and (end := self._borrow(view, width, tail, tail=True)):
+                trailing.append(end)
+                view = view[: -end[2]]
+            else:
+                self._slice(self._add(view, digest, ROWS, width, 0, head, tail), 0, len(view))
+                break
+            if not view:
+                break
+        for end in reversed(trailing):
+            self._slice(*end)
+
+    def _borrow(self, view: memoryview, width: int, key: int, *, tail: bool) -> Part | None:
+        """A slice (block, offset, length) of a held block that equals the first (last) rows of ``view``."""
+        with self._blocks.reader() as reader:
+            candidate = self._blocks.by_row(key, tail=tail)
+            raw = self._held(candidate, reader)
+            if raw is None or candidate is None:
+                return None
+            n = min(len(raw), len(view))
+            mine = np.frombuffer(view, np.uint8)
+            theirs = np.frombuffer(raw, np.uint8)
+            equal = mine[-n:] == theirs[-n:] if tail else mine[:n] == theirs[:n]
+            if not equal.all():
+                n = int(equal[::-1].argmin() if tail else equal.argmin())
+            n -= n % width
+            if n == 0:
+                self._let_go()
+                return None
+            return candidate, len(raw) - n if tail else 0, n
+
+    # -- tiles
+
+    def _band(self, piece: Band) -> None:
+        columns = np.frombuffer(piece.data, np.uint8).reshape(piece.rows, -1)
+        parts: list[Part] = []
+        at = 0
+        for cells in piece.cells:
+            stop = at + cells * piece.width
+            parts += self._tile(columns[:, at:stop], piece.rows, piece.width)
+            at = stop
+        self._words += recipe.band(piece.rows, len(piece.data), parts)
+
+    def _tile(self, tile: Bytes2D, rows: int, width: int) -> list[Part]:
+        """Parts (block, offset in the tile's row, bytes a row) that make up a tile."""
+        leading: list[Part] = []
+        trailing: list[Part] = []
+        for left in range(_BORROWS, -1, -1):
+            data = np.ascontiguousarray(tile).data.cast("B")
+            digest = xxhash.xxh3_128_digest(data)
+            block = self._whole(data, digest)
+            if block is not None:
+                leading.append((block, 0, tile.shape[1]))
+                break
+            head = row_key(tile[:, :width].tobytes(), width, rows)
+            tail = row_key(tile[:, -width:].tobytes(), width, rows)
+            if left and (lead := self._borrow_columns(tile, width, head, tail=False)):
+                leading.append(lead)
+                tile = tile[:, lead[2] :]
+            elif left and (end := self._borrow_columns(tile, width, tail, tail=True)):
+                trailing.append(end)
+                tile = tile[:, : -end[2]]
+            else:
+                leading.append((self._add(data, digest, TILE, width, rows, head, tail), 0, tile.shape[1]))
+                break
+            if not tile.shape[1]:
+                break
+        return leading + trailing[::-1]
+
+    def _borrow_columns(self, tile: Bytes2D, width: int, key: int, *, tail: bool) -> Part | None:
+        with self._blocks.reader() as reader:
+            candidate = self._blocks.by_row(key, tail=tail)
+            raw = self._held(candidate, reader)
+            if raw is None or candidate is None:
+                return None
+            rows = tile.shape[0]
+            theirs = np.frombuffer(raw, np.uint8)
+            if len(theirs) % rows:
+                self._let_go()
+                return None
+            theirs = theirs.reshape(rows, -1)
+            n = min(theirs.shape[1], tile.shape[1])
+            equal = (tile[:, -n:] == theirs[:, -n:] if tail else tile[:, :n] == theirs[:, :n]).all(axis=0)
+            if not equal.all():
+                n = int(equal[::-1].argmin() if tail else equal.argmin())
+            n -= n % width
+            if n == 0:
+                self._let_go()
+                return None
+            return candidate, theirs.shape[1] - n if tail else 0, n

@@ -1,0 +1,145 @@
+"""The fixed-size records of the index, and its keys.
+
+Ids (blocks, inodes, cookies, victims' turns) are unsigned 64-bit numbers that
+only grow and are never used twice. Keys that LMDB must keep in order are
+big-endian; block ids are LMDB integer keys, native-endian.
+"""
+
+import struct
+import sys
+from typing import NamedTuple
+
+_BE2 = struct.Struct(">QQ")
+_BE1 = struct.Struct(">Q")
+_BLOCK = struct.Struct("<16sHBBIIIIQQQ")
+_REFS = struct.Struct("<IQ")
+_INODE = struct.Struct("<IIIIQqqqqQQQQ")
+_DIRENT = struct.Struct("<QQI")
+_VOLUME = struct.Struct("<QQQ")
+
+CHUNK, ROWS, TILE = 0, 1, 2
+"""Kinds of block."""
+
+RAW, ZSTD = 0, 1
+"""Codecs of a payload."""
+
+
+def int_key(number: int) -> bytes:
+    """Native-endian key of an ``integerkey`` table."""
+    return number.to_bytes(8, sys.byteorder)
+
+
+def int_of(key: bytes) -> int:
+    return int.from_bytes(key, sys.byteorder)
+
+
+def be(number: int) -> bytes:
+    return _BE1.pack(number)
+
+
+def be_pair(first: int, second: int) -> bytes:
+    return _BE2.pack(first, second)
+
+
+def of_be(key: bytes) -> int:
+    return int.from_bytes(key, "big")
+
+
+class BlockRow(NamedTuple):
+    """One stored block.
+
+    ``raw`` and ``stored`` are bytes before and after the codec; ``width`` is bytes
+    a row (ROWS) or an element (TILE), 0 for a CHUNK; ``rows`` a tile's embedding
+    rows; ``head`` and ``tail`` are the row keys it is found by (0: none).
+    """
+
+    digest: bytes
+    volume: int
+    codec: int
+    kind: int
+    raw: int
+    stored: int
+    width: int
+    rows: int
+    head: int
+    tail: int
+    hint: int
+
+    def pack(self) -> bytes:
+        return _BLOCK.pack(*self)
+
+    @classmethod
+    def unpack(cls, data: bytes) -> "BlockRow":
+        return cls._make(_BLOCK.unpack(data))
+
+
+class Refs(NamedTuple):
+    """``count`` recipe records name the block; at 0 ``turn`` is its place among the victims."""
+
+    count: int
+    turn: int
+
+    def pack(self) -> bytes:
+        return _REFS.pack(*self)
+
+    @classmethod
+    def unpack(cls, data: bytes) -> "Refs":
+        return cls._make(_REFS.unpack(data))
+
+
+class Dirent(NamedTuple):
+    ino: int
+    cookie: int
+    kind: int
+    """S_IFREG or S_IFDIR."""
+
+    def pack(self) -> bytes:
+        return _DIRENT.pack(*self)
+
+    @classmethod
+    def unpack(cls, data: bytes) -> "Dirent":
+        return cls._make(_DIRENT.unpack(data))
+
+
+class VolumeRow(NamedTuple):
+    """``map_bytes`` it may grow to, ``used`` bytes (footprints) and ``blocks`` it holds."""
+
+    map_bytes: int
+    used: int
+    blocks: int
+
+    def pack(self) -> bytes:
+        return _VOLUME.pack(*self)
+
+    @classmethod
+    def unpack(cls, data: bytes) -> "VolumeRow":
+        return cls._make(_VOLUME.unpack(data))
+
+
+class Inode(NamedTuple):
+    """What the tree keeps of a file or directory. Times in nanoseconds, sizes in bytes.
+
+    ``last_use`` orders eviction; ``row_bytes`` is how much of the file was
+    recognised as KV rows; ``parent`` and ``cookie`` find its one dirent.
+    """
+
+    mode: int
+    uid: int
+    gid: int
+    nlink: int
+    size: int
+    atime: int
+    mtime: int
+    ctime: int
+    birth: int
+    last_use: int
+    row_bytes: int
+    parent: int
+    cookie: int
+
+    def pack(self) -> bytes:
+        return _INODE.pack(*self)
+
+    @classmethod
+    def unpack(cls, data: bytes) -> "Inode":
+        return cls._make(_INODE.unpack(data))

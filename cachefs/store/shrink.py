@@ -1,0 +1,124 @@
+"""Making a store smaller when it is opened with a lower maximum.
+
+LMDB files never shrink, so what is kept is moved out of some volumes, into free
+pages of the others, and those volumes are dropped. Nothing else has the store
+open then.
+"""
+
+import os
+from pathlib import Path
+
+import lmdb
+
+from cachefs.store.errors import StoreFull
+from cachefs.store.layout import HEADROOM, PAGE, Budget
+from cachefs.store.records import BlockRow, VolumeRow, int_key
+from cachefs.store.volumes import Volume
+from cachefs.store.writer import Writer
+
+_BATCH = 256
+
+
+def fit_maps(root: Path, budget: Budget, rows: dict[int, VolumeRow]) -> dict[int, VolumeRow]:
+    """Map sizes within ``budget.data`` where the files allow it: each at least its file's size."""
+    sizes = {n: _file_bytes(root, n) for n in rows}
+    slack = budget.data - sum(sizes.values())
+    fitted = {}
+    for number, row in rows.items():
+        growth = max(0, min(row.map_bytes - sizes[number], slack))
+        slack -= growth
+        fitted[number] = row._replace(map_bytes=max(PAGE * 64, (sizes[number] + growth) // PAGE * PAGE))
+    return fitted
+
+
+def _file_bytes(root: Path, number: int) -> int:
+    try:
+        return (root / f"{number:04d}" / "data.mdb").stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+def excess(writer: Writer) -> int:
+    """Bytes by which the volumes pass their budget."""
+    return sum(v.map_bytes for v in writer.volumes.by_number.values()) - writer.budget.data
+
+
+def live_bytes_allowed(writer: Writer) -> int:
+    """Footprint that fits once enough volumes are dropped, the fullest kept."""
+    left, allowed = writer.budget.data, 0
+    for volume in sorted(writer.volumes.by_number.values(), key=lambda v: v.used, reverse=True):
+        if volume.map_bytes <= left:
+            left -= volume.map_bytes
+            allowed += volume.capacity
+    return int(allowed * (1 - HEADROOM))
+
+
+def drop_volumes(writer: Writer) -> None:
+    """Empty and drop the least used volumes until the rest is within budget.
+
+    Enough must have been deleted before (`live_bytes_allowed`). Raises StoreFull
+    when the blocks of a volume find no place in the others.
+    """
+    volumes = writer.volumes
+    while excess(writer) > 0 and volumes.by_number:
+        victim = min(volumes.by_number.values(), key=lambda v: v.used)
+        _empty(writer, victim)
+        with writer.index.env.begin(write=True) as txn:
+            txn.delete(int_key(victim.number), db=writer.index.dbs["volumes"])
+        volumes.drop(victim.number)
+
+
+def _empty(writer: Writer, source: Volume) -> None:
+    ids = source.ids()
+    blocks = writer.index.dbs["blocks"]
+    for start in range(0, len(ids), _BATCH):
+        batch: list[tuple[int, bytes, BlockRow]] = []
+        with source.env.begin(db=source.db) as payloads, writer.index.env.begin() as txn:
+            for block in ids[start : start + _BATCH]:
+                value = txn.get(int_key(block), db=blocks)
+                row = BlockRow.unpack(value) if value else None
+                if row is not None and row.volume == source.number:
+                    batch.append((block, payloads.get(int_key(block)), row))
+        moved = _put(writer, batch, source)
+        with writer.index.env.begin(write=True) as txn:
+            for block, row in moved:
+                txn.put(int_key(block), row.pack(), db=blocks)
+
+
+def _put(writer: Writer, batch: list[tuple[int, bytes, BlockRow]], source: Volume) -> list[tuple[int, BlockRow]]:
+    moved: list[tuple[int, BlockRow]] = []
+    targets = sorted(
+        (v for v in writer.volumes.by_number.values() if v is not source), key=lambda v: v.free, reverse=True
+    )
+    for target in targets:
+        while batch:
+            part = batch[: max(1, len(batch) // 4)]
+            try:
+                target.put((block, payload) for block, payload, _ in part)
+            except lmdb.MapFullError:
+                break
+            moved += [(block, row._replace(volume=target.number)) for block, _, row in part]
+            batch = batch[len(part) :]
+    if batch:
+        raise StoreFull("no room in the remaining volumes")
+    return moved
+
+
+def compact_index(path: Path, map_bytes: int) -> None:
+    """Rewrite an index whose file is larger than it may be; nobody may have it open."""
+    data = path / "data.mdb"
+    if not data.exists() or data.stat().st_size <= map_bytes:
+        return
+    fresh = path / "compact"
+    fresh.mkdir(mode=0o700, exist_ok=True)
+    with lmdb.open(str(path), map_size=data.stat().st_size * 2, max_dbs=64) as env:
+        env.copy(str(fresh), compact=True)
+    copy = fresh / "data.mdb"
+    with copy.open("rb") as file:
+        os.fsync(file.fileno())
+    copy.chmod(0o600)
+    copy.rename(data)
+    (path / "lock.mdb").unlink(missing_ok=True)
+    fresh.rmdir()
+
+

@@ -1,0 +1,267 @@
+"""An open store: the one writer's view of it, used by the daemon and by offline commands."""
+
+import contextlib
+import errno
+import json
+import logging
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import lmdb
+
+from cachefs.errors import UserError
+from cachefs.sizes import default_max_bytes, format_size
+from cachefs.states.pieces import Buffer
+from cachefs.store import assemble, home, shrink
+from cachefs.store.blocks import Blocks
+from cachefs.store.errors import StoreFull, StoreRefused
+from cachefs.store.evict import Evictor, Member
+from cachefs.store.index import Index
+from cachefs.store.layout import Budget
+from cachefs.store.place import Placer
+from cachefs.store.recipe import Recipe
+from cachefs.store.records import VolumeRow, int_of
+from cachefs.store.tree import PIN, ROOT, Tree
+from cachefs.store.volumes import Volumes
+from cachefs.store.writer import Writer
+
+log = logging.getLogger("cachefs.store")
+
+INDEX_FULL = 0.70
+"""Part of the index that may be used before units are evicted for its sake; LMDB needs
+free pages to delete, too."""
+
+
+class Store:
+    """A store opened for writing.
+
+    The tree, and everything that changes it, belongs to one thread (the event
+    loop's); `Writer`, `Blocks` and `read` may be used from any.
+    """
+
+    def __init__(self, path: Path, lock: home.Lock, budget: Budget, index: Index, volumes: Volumes) -> None:
+        self.path = path
+        self.max_bytes = budget.max_bytes
+        self.budget = budget
+        self.shrunk = 0
+        """Logical bytes evicted at the start because the maximum was lowered."""
+        self._lock = lock
+        self.index = index
+        self.volumes = volumes
+        self.blocks = Blocks(index, volumes)
+        self.writer = Writer(index, volumes, self.blocks, budget)
+        self.tree = Tree(index)
+        self.busy: Callable[[int], bool] = lambda ino: False
+        self.evictor = Evictor(self.tree, lambda ino: self.busy(ino))
+        self.queued = 0
+        """Bytes accepted from clients and not placed yet."""
+
+    # -- opening and closing
+
+    @classmethod
+    def open(cls, path: Path, max_bytes: int | None = None, *, mountpoint: str = "") -> "Store":
+        """Open a store, made if ``path`` is empty or missing; ``max_bytes`` None: as it was.
+
+        Raises UserError in one line: not a store, another user's, written by a newer
+        version, in use, no room on the disk.
+        """
+        path = path.absolute()
+        made = home.prepare(path)
+        lock = home.Lock(path, mountpoint)
+        try:
+            return cls._open(path, lock, max_bytes)
+        except lmdb.Error as error:
+            lock.release()
+            hint = "the disk is full" if "space" in str(error).lower() else str(error)
+            raise StoreRefused(f"{path}: cannot be opened: {hint}") from None
+        except OSError as error:
+            lock.release()
+            reason = "the disk is full" if error.errno == errno.ENOSPC else error.strerror
+            raise StoreRefused(f"{path}: cannot be {'made' if made else 'opened'}: {reason}") from None
+        except BaseException:
+            lock.release()
+            raise
+
+    @classmethod
+    def _open(cls, path: Path, lock: home.Lock, max_bytes: int | None) -> "Store":
+        remembered = _remembered(path)
+        bound = max_bytes or remembered or default_max_bytes(path)
+        budget = Budget.of(bound)
+        (path / "index").mkdir(mode=0o700, exist_ok=True)
+        (path / "volumes").mkdir(mode=0o700, exist_ok=True)
+        index = Index(path / "index", budget.index)
+        with index.snapshot() as txn:
+            rows = {
+                int_of(key): VolumeRow.unpack(value) for key, value in txn.cursor(index.dbs["volumes"])
+            }
+        volumes = Volumes(path / "volumes", budget, shrink.fit_maps(path / "volumes", budget, rows))
+        store = cls(path, lock, budget, index, volumes)
+        store._start()
+        return store
+
+    def _start(self) -> None:
+        with self.index.env.begin(write=True) as txn:
+            txn.put(b"max_bytes", json.dumps(self.max_bytes).encode(), db=self.index.dbs["meta"])
+        if swept := self.writer.sweep():
+            log.info("deleted %d blocks that a crash had left unfinished", swept)
+        for ino in self.tree.orphans():
+            self.tree.release_orphan(ino)
+        self.commit()
+        if shrink.excess(self.writer) > 0:
+            self._shrink()
+
+    def _shrink(self) -> None:
+        log.info("more is stored than the maximum of %s allows: evicting", format_size(self.max_bytes))
+        used = lambda: sum(v.used for v in self.volumes.by_number.values())  # noqa: E731
+        allowed = shrink.live_bytes_allowed(self.writer)
+        while used() > allowed:
+            if not self.writer.purge(used() - allowed):
+                evicted = self.evict(used() - allowed)
+                if not evicted:
+                    break
+                self.shrunk += sum(m.inode.size for unit in evicted for m in unit)
+                self.commit()
+        try:
+            shrink.drop_volumes(self.writer)
+        except StoreFull:
+            raise StoreRefused(
+                f"{self.path}: what is pinned in it does not fit into {format_size(self.max_bytes)}; "
+                "unpin something, or give a larger --max-size"
+            ) from None
+        log.info("evicted %s to get below the maximum", format_size(self.shrunk))
+
+    def close(self) -> None:
+        """Commit what is pending and let go of the store."""
+        try:
+            self.commit()
+        finally:
+            self.volumes.close()
+            self.index.close()
+            self._lock.release()
+
+    # -- committing, from one thread
+
+    def commit(self) -> None:
+        """Write everything pending, durably. Raises StoreFull."""
+        layer = self.index.freeze()
+        if layer is None:
+            self.writer.write_out()
+            return
+        committed = False
+        try:
+            self.writer.commit(layer)
+            committed = True
+        finally:
+            self.index.thaw(committed=committed)
+        for holds in layer.holds:
+            self.blocks.release(holds)
+
+    # -- room
+
+    def room(self) -> int:
+        """Bytes that can be written at once, without evicting a file."""
+        counters = self.writer.counters
+        purgeable = counters["victim_bytes"] - self.blocks.revived_bytes
+        return self.volumes.free + max(0, purgeable) - self.blocks.pool.footprint - self._queued_footprint()
+
+    def _queued_footprint(self) -> int:
+        # Row groups of 128 to 256 KiB waste at most half a page each; small ones more.
+        return self.queued + self.queued // 16
+
+    def reserve(self, size: int) -> bool:
+        """Take ``size`` bytes into account before they are queued; False if there is no room now."""
+        if self.room() < size + size // 16:
+            return False
+        self.queued += size
+        return True
+
+    @property
+    def low_water(self) -> int:
+        """Eviction starts when less room than this is left, in bytes."""
+        return min(4 * self.budget.batch, self.volumes.capacity // 8)
+
+    def index_full(self) -> bool:
+        return self.index.used() > INDEX_FULL
+
+    def evict(self, wanted: int) -> list[list[Member]]:
+        """Evict units of about ``wanted`` logical bytes; they free space with the next commit."""
+        units = self.evictor.choose(max(1, wanted))
+        for unit in units:
+            self.evictor.evict(unit)
+        return units
+
+    def unevictable_bytes(self) -> int:
+        """Logical bytes of open and pinned files, an upper bound of what eviction must leave."""
+        total = 0
+        for ino in self.tree.pinned:
+            with contextlib.suppress(OSError):
+                total += self.tree.get(ino).size
+        return total
+
+    # -- content
+
+    def placer(self) -> Placer:
+        return Placer(self.blocks)
+
+    def read(self, recipe: Recipe, start: int, size: int) -> Buffer:
+        """See `assemble.read`."""
+        return assemble.read(self.blocks, recipe, start, size)
+
+    # -- offline commands
+
+    def resolve(self, name: str) -> tuple[int, bytes, int]:
+        """(parent, name, inode number) of a path in the store. Raises UserError."""
+        parts = [part for part in name.encode(errors="surrogateescape").split(b"/") if part]
+        parent = ROOT
+        found = None
+        for i, part in enumerate(parts):
+            found = self.tree.lookup(parent, part)
+            if found is None:
+                break
+            if i < len(parts) - 1:
+                parent = found.ino
+        if not parts or found is None:
+            raise UserError(f"{name}: no such entry in {self.path}; 'cachefs ls {self.path}' lists them")
+        return parent, parts[-1], found.ino
+
+    def pin(self, name: str, on: bool) -> None:
+        """Pin or unpin an entry of an unmounted store. Raises UserError."""
+        _, _, ino = self.resolve(name)
+        if on:
+            self.tree.set_xattr(ino, PIN, b"1")
+        elif self.tree.xattr(ino, PIN) is not None:
+            self.tree.remove_xattr(ino, PIN)
+        self.commit()
+
+    def remove(self, name: str) -> None:
+        """Remove a file of an unmounted store. Raises UserError."""
+        parent, last, ino = self.resolve(name)
+        try:
+            self.tree.unlink(parent, last)
+        except IsADirectoryError:
+            raise UserError(f"{name}: is a directory; name the files in it") from None
+        self.tree.release_orphan(ino)
+        self.commit()
+
+    def counters(self) -> Counter[str]:
+        """Statistics as of now, pending changes included."""
+        total = Counter(self.writer.counters)
+        total.update(self.index.active.counters)
+        if self.index.frozen is not None:
+            total.update(self.index.frozen.counters)
+        return total
+
+
+def _remembered(path: Path) -> int | None:
+    """The maximum that an existing store had."""
+    if not (path / "index" / "data.mdb").exists():
+        return None
+    with lmdb.open(str(path / "index"), readonly=True, max_dbs=64) as env:
+        try:
+            meta = env.open_db(b"meta", create=False)
+        except lmdb.NotFoundError:
+            return None
+        with env.begin() as txn:
+            value = txn.get(b"max_bytes", db=meta)
+    return int(json.loads(value)) if value else None

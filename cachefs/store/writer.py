@@ -1,0 +1,294 @@
+"""Everything that writes to LMDB: batches of blocks, commits of the tree, deletion of victims.
+
+One lock serialises it; each method may be called from any thread and waits for
+the disk. The order within a write is what makes a crash harmless:
+
+1. payloads are committed to their volumes;
+2. the index transaction names them, together with the tree's changes.
+
+A crash between leaves payloads that no index row names; `sweep` deletes them at
+the next start. Deleting goes the same way round: payloads first, then the rows
+of what are victims anyway. A row without a payload is never part of a file, and
+a lookup that meets one takes it for absent.
+"""
+
+import json
+import threading
+from collections import Counter
+
+import lmdb
+
+from cachefs.store.blocks import Blocks, Fresh
+from cachefs.store.errors import StoreFull
+from cachefs.store.index import Index, Layer
+from cachefs.store.layout import Budget, footprint
+from cachefs.store.records import BlockRow, Refs, be, int_key, int_of, of_be
+from cachefs.store.volumes import Volume, Volumes
+
+COUNTERS = (
+    "entries", "logical_bytes", "row_bytes", "blocks", "stored_bytes", "compressed_bytes",
+    "victim_bytes", "evicted_entries", "evicted_bytes", "torn_saves", "written_bytes",
+    "new_block_bytes", "read_bytes",
+)  # fmt: skip
+
+
+class Writer:
+    """The one writer of an open store."""
+
+    def __init__(self, index: Index, volumes: Volumes, blocks: Blocks, budget: Budget) -> None:
+        self.index = index
+        self.volumes = volumes
+        self.blocks = blocks
+        self.budget = budget
+        self.lock = threading.RLock()
+        self.counters: Counter[str] = Counter()
+        self._purge_from = 0
+        with index.env.begin() as txn:
+            stored = txn.get(b"counters", db=index.dbs["meta"])
+            cursor = txn.cursor(index.dbs["victims"])
+            self._turn = of_be(cursor.key()) + 1 if cursor.last() else 1
+        if stored:
+            self.counters.update(json.loads(stored))
+
+    # -- writing
+
+    def write_out(self) -> None:
+        """Write the pool's blocks, which stay victims until a recipe names them.
+
+        Raises StoreFull when they do not fit even after every victim has gone.
+        """
+        self._write(None)
+
+    def commit(self, layer: Layer) -> None:
+        """Write the pool's blocks and a frozen layer, durably and as one moment. Raises StoreFull."""
+        self._write(layer)
+
+    def _write(self, layer: Layer | None) -> None:
+        with self.lock:
+            with self.blocks.lock:
+                fresh = list(self.blocks.pool.by_id.values())
+            if not fresh and layer is None:
+                return
+            try:
+                placed = self._payloads(fresh)
+                counters = Counter(self.counters)
+                with self.index.env.begin(write=True) as txn:
+                    released = self._name(txn, placed, layer, counters)
+                    if layer is not None:
+                        self._tree(txn, layer)
+                        counters.update(layer.counters)
+                    self._meta(txn, counters)
+            except lmdb.Error as error:
+                raise StoreFull(str(error)) from error
+            self.counters = counters
+            with self.blocks.lock:
+                for block in fresh:
+                    self.blocks.pool.remove(block)
+            for block, row in placed:
+                if block in released:
+                    self.blocks.revive(block, row.stored)
+            if layer is not None:
+                self.blocks.referenced(layer.refs)
+
+    def _payloads(self, fresh: list[Fresh]) -> list[tuple[int, BlockRow]]:
+        """Put payloads into volumes, an entry's blocks side by side where there is room."""
+        placed: list[tuple[int, BlockRow]] = []
+        todo = fresh
+        refused: set[int] = set()
+        while todo:
+            need = sum(footprint(block.row.stored) for block in todo)
+            if self.volumes.free < need:
+                self._purge(need - self.volumes.free)
+            volume = self.volumes.pick(min(need, self.budget.batch), without=refused)
+            run: list[Fresh] = []
+            room = volume.free
+            for block in todo:
+                room -= footprint(block.row.stored)
+                if room < 0:
+                    break
+                run.append(block)
+            try:
+                if not run:
+                    raise lmdb.MapFullError("no room for one block")
+                volume.put((block.id, block.payload) for block in run)
+            except lmdb.MapFullError:
+                # Enough free pages, but no run of them long enough. Another volume may have one.
+                refused.add(volume.number)
+                self._make_runs(volume, need, refused)
+                continue
+            placed += [(b.id, b.row._replace(volume=volume.number)) for b in run]
+            todo = todo[len(run) :]
+        return placed
+
+    def _make_runs(self, volume: Volume, need: int, refused: set[int]) -> None:
+        """After a volume was found too fragmented: allow others, else delete more victims."""
+        if len(refused) <= len(self.volumes.by_number) and self.volumes.has_room(without=refused):
+            return
+        if not self._purge(max(4 * need, volume.map_bytes // 16)):
+            raise StoreFull("no run of free pages is long enough")
+        refused.clear()
+
+    def _name(self, txn: lmdb.Transaction, placed: list[tuple[int, BlockRow]], layer: Layer | None,
+              counters: Counter[str]) -> set[int]:  # fmt: skip
+        """Index rows for new blocks, and reference counts; the new blocks that are victims."""
+        dbs = self.index.dbs
+        deltas = Counter(layer.refs) if layer is not None else Counter()
+        rows = dict(placed)
+        victims: set[int] = set()
+        for block, row in placed:
+            key = int_key(block)
+            txn.put(key, row.pack(), db=dbs["blocks"])
+            txn.put(row.digest, key, db=dbs["digests"])
+            if row.head:
+                txn.put(int_key(row.head), key, db=dbs["heads"])
+                txn.put(int_key(row.tail), key, db=dbs["tails"])
+            counters["blocks"] += 1
+            counters["new_block_bytes"] += row.raw
+            counters["compressed_bytes"] += footprint(row.stored)
+            counters["stored_bytes"] += row.raw
+            count = deltas.pop(block, 0)
+            txn.put(key, Refs(max(0, count), 0).pack(), db=dbs["refs"])
+            if count <= 0:
+                victims.add(block)
+                self._to_victim(txn, block, row, counters)
+        for block, delta in deltas.items():
+            if not delta:
+                continue
+            key = int_key(block)
+            old = txn.get(key, db=dbs["refs"])
+            value = rows.get(block) or txn.get(key, db=dbs["blocks"])
+            if old is None or value is None:
+                continue
+            row = value if isinstance(value, BlockRow) else BlockRow.unpack(value)
+            was = Refs.unpack(old)
+            count = max(0, was.count + delta)
+            if count and not was.count:
+                txn.delete(be(was.turn), db=dbs["victims"])
+                counters["victim_bytes"] -= footprint(row.stored)
+                counters["compressed_bytes"] += footprint(row.stored)
+                counters["stored_bytes"] += row.raw
+            txn.put(key, Refs(count, 0).pack(), db=dbs["refs"])
+            if was.count and not count:
+                self._to_victim(txn, block, row, counters)
+        return victims
+
+    def _to_victim(self, txn: lmdb.Transaction, block: int, row: BlockRow, counters: Counter[str]) -> None:
+        key = int_key(block)
+        txn.put(key, Refs(0, self._turn).pack(), db=self.index.dbs["refs"])
+        txn.put(be(self._turn), key, db=self.index.dbs["victims"])
+        self._turn += 1
+        counters["victim_bytes"] += footprint(row.stored)
+        counters["compressed_bytes"] -= footprint(row.stored)
+        counters["stored_bytes"] -= row.raw
+
+    def _tree(self, txn: lmdb.Transaction, layer: Layer) -> None:
+        for name, entries in layer.tables.items():
+            db = self.index.dbs[name]
+            for key, value in entries.items():
+                if value is None:
+                    txn.delete(key, db=db)
+                else:
+                    txn.put(key, value, db=db)
+
+    def _meta(self, txn: lmdb.Transaction, counters: Counter[str]) -> None:
+        txn.put(b"counters", json.dumps(counters).encode(), db=self.index.dbs["meta"])
+        for number, volume in self.volumes.by_number.items():
+            txn.put(int_key(number), volume.row.pack(), db=self.index.dbs["volumes"])
+
+    # -- deleting
+
+    def purge(self, wanted: int) -> int:
+        """Delete victims, oldest first, until about ``wanted`` bytes are free again; the bytes freed."""
+        with self.lock:
+            return self._purge(wanted)
+
+    def _purge(self, wanted: int) -> int:
+        total = 0
+        wrapped = False
+        while total < wanted:
+            chosen, total_now, ended = self._choose(wanted - total)
+            if chosen:
+                self._delete(chosen)
+                total += total_now
+            if ended:
+                if wrapped or not self._purge_from:
+                    break
+                wrapped, self._purge_from = True, 0
+        return total
+
+    def _choose(self, wanted: int) -> tuple[list[tuple[int, int, BlockRow]], int, bool]:
+        """Up to 1,000 victims (turn, id, row) from where the last purge stopped; marked as dying."""
+        dbs = self.index.dbs
+        chosen: list[tuple[int, int, BlockRow]] = []
+        total = 0
+        with self.index.env.begin() as txn:
+            cursor = txn.cursor(dbs["victims"])
+            more = cursor.set_range(be(self._purge_from))
+            for seen, (turn, key) in enumerate(cursor if more else ()):
+                if total >= wanted or len(chosen) >= 1000 or seen >= 20_000:
+                    return chosen, total, False
+                block = int_of(key)
+                self._purge_from = of_be(turn) + 1
+                value = txn.get(key, db=dbs["blocks"])
+                with self.blocks.lock:
+                    if self.blocks.held[block] or value is None:
+                        continue
+                    self.blocks.dying.add(block)
+                row = BlockRow.unpack(value)
+                chosen.append((of_be(turn), block, row))
+                total += footprint(row.stored)
+        return chosen, total, True
+
+    def _delete(self, chosen: list[tuple[int, int, BlockRow]]) -> None:
+        dbs = self.index.dbs
+        try:
+            by_volume: dict[int, list[tuple[int, int]]] = {}
+            for _, block, row in chosen:
+                by_volume.setdefault(row.volume, []).append((block, row.stored))
+            for number, items in by_volume.items():
+                self.volumes.by_number[number].delete(items)
+            counters = Counter(self.counters)
+            with self.index.env.begin(write=True) as txn:
+                for turn, block, row in chosen:
+                    key = int_key(block)
+                    txn.delete(be(turn), db=dbs["victims"])
+                    txn.delete(key, db=dbs["refs"])
+                    txn.delete(key, db=dbs["blocks"])
+                    for table, name in (
+                        ("digests", row.digest),
+                        ("heads", int_key(row.head)),
+                        ("tails", int_key(row.tail)),
+                    ):
+                        if txn.get(name, db=dbs[table]) == key:
+                            txn.delete(name, db=dbs[table])
+                    counters["blocks"] -= 1
+                    counters["victim_bytes"] -= footprint(row.stored)
+                self._meta(txn, counters)
+            self.counters = counters
+        finally:
+            with self.blocks.lock:
+                self.blocks.dying.difference_update(block for _, block, _ in chosen)
+
+    # -- at start
+
+    def sweep(self) -> int:
+        """Delete payloads that a crash left without an index row, newest first; how many."""
+        swept = 0
+        with self.lock, self.index.env.begin() as txn:
+            for volume in self.volumes.by_number.values():
+                stray: list[tuple[int, int]] = []
+                with volume.env.begin(db=volume.db) as payloads:
+                    cursor = payloads.cursor()
+                    found = cursor.last()
+                    while found and (number := int_of(cursor.key())):
+                        value = txn.get(int_key(number), db=self.index.dbs["blocks"])
+                        if value and BlockRow.unpack(value).volume == volume.number:
+                            break
+                        stray.append((number, 0))
+                        found = cursor.prev()
+                if stray:
+                    used, blocks = volume.used, volume.blocks
+                    volume.delete(stray)
+                    volume.used, volume.blocks = used, blocks
+                    swept += len(stray)
+        return swept
