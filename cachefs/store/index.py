@@ -41,7 +41,8 @@ class Layer:
         self.holds: list[list[int]] = []
 
     def __bool__(self) -> bool:
-        return bool(self.refs or self.counters or self.holds or any(self.tables.values()))
+        """Whether anything but counters changed: figures alone are not worth a commit."""
+        return bool(self.refs or self.holds or any(self.tables.values()))
 
     def absorb(self, newer: "Layer") -> None:
         """Put a newer layer's changes on top of this one's."""
@@ -139,7 +140,7 @@ class Index:
     def freeze(self) -> Layer | None:
         """Set the pending changes apart for a commit; None when there are none. `thaw` must follow."""
         assert self.frozen is None
-        if not self.active:
+        if not self.active and not self.active.counters:
             return None
         self.frozen, self.active = self.active, Layer()
         return self.frozen

@@ -131,6 +131,20 @@ class Recipe:
         unique, counts = np.unique(ids, return_counts=True)
         return unique, counts.astype(np.int64)
 
+    def bytes_in(self, blocks: set[int]) -> int:
+        """Bytes of the file that lie in these blocks; what lies in the recipe itself counts too."""
+        total = 0
+        rows = 0
+        for word, a, _ in self.records.tolist():
+            kind, length = word >> _KIND_SHIFT, word & _LENGTH
+            if kind == BAND:
+                rows = a
+            elif kind == PART:
+                total += length * rows if a in blocks else 0
+            elif kind == INLINE or (kind == SLICE and a in blocks):
+                total += length
+        return total
+
     def extents(self, start: int, stop: int) -> Iterator[Extent]:
         """The extents that touch bytes start … stop, in order."""
         stop = min(stop, self.size)

@@ -4,8 +4,10 @@ import contextlib
 import errno
 import json
 import logging
+import threading
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import lmdb
@@ -54,6 +56,9 @@ class Store:
         self.tree = Tree(index)
         self.busy: Callable[[int], bool] = lambda ino: False
         self.evictor = Evictor(self.tree, lambda ino: self.busy(ino))
+        self._behind = threading.Lock()
+        self._writing = ThreadPoolExecutor(1, thread_name_prefix="write-behind")
+        self._batch: Future[None] | None = None
         self.queued = 0
         """Bytes accepted from clients and not placed yet."""
 
@@ -134,6 +139,7 @@ class Store:
     def close(self) -> None:
         """Commit what is pending and let go of the store."""
         try:
+            self._writing.shutdown()
             self.commit()
         finally:
             self.volumes.close()
@@ -156,6 +162,22 @@ class Store:
             self.index.thaw(committed=committed)
         for holds in layer.holds:
             self.blocks.release(holds)
+
+    def write_behind(self) -> None:
+        """Write out the pool when a batch has gathered; raises StoreFull. Called by placing threads.
+
+        The first full batch is written by a thread of its own while placing goes on;
+        a second one waits for it.
+        """
+        batch = self.budget.batch
+        if self.blocks.pool.footprint < batch:
+            return
+        with self._behind:
+            if self._batch is not None and (self._batch.done() or self.blocks.pool.footprint >= 2 * batch):
+                pending, self._batch = self._batch, None
+                pending.result()
+            if self._batch is None and self.blocks.pool.footprint >= batch:
+                self._batch = self._writing.submit(self.writer.write_out)
 
     # -- room
 

@@ -1,0 +1,392 @@
+"""What an open file holds: its committed recipe, and what was written since.
+
+One `Content` an inode, shared by all its handles. Bytes written at the end go
+through a `Stream`; bytes written anywhere else into an `Overlay`, which is
+folded into the recipe as plain blocks when it grows or somebody needs it done.
+
+The tree keeps the version of before until `persist`. So an in-place overwrite
+that is never finished, because the client or the daemon was killed, leaves the
+old version: `base`, when the new one turns out to be torn.
+"""
+
+import errno
+import json
+import logging
+import time
+from dataclasses import dataclass
+
+import trio
+
+from cachefs.mount.overlay import Overlay
+from cachefs.mount.stream import Stream
+from cachefs.mount.upkeep import Upkeep
+from cachefs.states.pieces import Buffer
+from cachefs.store import Damaged, Store, StoreFull, recipe
+from cachefs.store.recipe import MAX_SIZE, Recipe
+
+log = logging.getLogger("cachefs.content")
+
+_FOLD_AT = 16 << 20
+_REFEED = 64 << 10
+_IN_THREAD = 64 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """A file's content as the tree has it."""
+
+    recipe: Recipe
+    row_bytes: int
+    about: bytes | None
+    mtime: int
+
+
+class Content:
+    """See the module. Methods that wait for the lock are async; only one writer's call runs at a time."""
+
+    def __init__(self, store: Store, upkeep: Upkeep, nursery: trio.Nursery, ino: int) -> None:
+        self._store = store
+        self._upkeep = upkeep
+        self._nursery = nursery
+        self._lock = trio.Lock()
+        self._ino = ino
+        inode = store.tree.get(ino)
+        self._recipe = store.tree.recipe(ino)
+        self._row_bytes = inode.row_bytes
+        self._about = store.tree.about(ino)
+        self._overlay = Overlay()
+        self._stream: Stream | None = None
+        self._base: Version | None = None
+        self._base_holds: list[int] = []
+        self._holds: list[int] = []
+        self._failed = 0
+        self._folded = 0
+        self._dirty = False
+        self.size = inode.size
+        self.mtime = inode.mtime
+        self.handles = 0
+        self.writers = 0
+
+    @property
+    def is_state(self) -> bool:
+        """Whether the file was recognised as a KV state."""
+        return self._row_bytes > 0
+
+    @property
+    def is_dirty(self) -> bool:
+        return self._dirty
+
+    # -- writing
+
+    async def write(self, offset: int, data: bytes) -> int:
+        """Take ``data`` in; OSError(ENOSPC) when it cannot be stored."""
+        stream = self._stream
+        if stream is None or offset != stream.end or self._lock.locked():
+            async with self._lock:
+                return await self._write_locked(offset, data)
+        await self._append(stream, data)
+        return len(data)
+
+    async def _write_locked(self, offset: int, data: bytes) -> int:
+        if offset + len(data) > MAX_SIZE:
+            raise OSError(errno.EFBIG, "file too large")
+        self._check_failed()
+        if self._stream is None and offset == self.size and not self._overlay:
+            await self._start_stream()
+        if self._stream is not None and offset == self._stream.end:
+            await self._append(self._stream, data)
+            return len(data)
+        await self._settle()
+        await self._upkeep.make_room(len(data))
+        self._store.queued -= len(data)
+        self._overlay.write(offset, data)
+        self.size = max(self.size, offset + len(data))
+        self._touch()
+        if self._overlay.size > _FOLD_AT:
+            await self._fold()
+        return len(data)
+
+    async def _append(self, stream: Stream, data: bytes) -> None:
+        self._check_failed()
+        if not self._store.reserve(len(data)):
+            await self._upkeep.make_room(len(data))
+        elif self._upkeep.is_low():
+            self._upkeep.wake()
+        self._touch()
+        await stream.put(data)
+        self.size = stream.end
+        missing = stream.missing()
+        if stream.failed or (missing and missing > self._upkeep.attainable()):
+            # Better now than when everything else has been evicted for its sake.
+            log.warning("inode %d: a state of %d more bytes does not fit the store", self._ino, missing)
+            self._fail(errno.ENOSPC)
+
+    def _touch(self) -> None:
+        self._dirty = True
+        self.mtime = time.time_ns()
+
+    def _fail(self, error: int) -> None:
+        self._failed = error
+        self._check_failed()
+
+    def _check_failed(self) -> None:
+        if self._failed:
+            raise OSError(self._failed, "not stored")
+
+    async def _start_stream(self) -> None:
+        """A stream from the end; a short last chunk goes through it again, so that appends do not crumble."""
+        start = self._recipe.size
+        again: Buffer = b""
+        if start and not self.is_state:
+            last = next(self._recipe.extents(start - 1, start))
+            if last.length < _REFEED and last.kind != recipe.BAND:
+                again = await self._fetch(self._recipe, last.start, last.length)
+                start = last.start
+                self._recipe = self._recipe.cut(start)
+        self._stream = Stream(self._store, self._nursery, start)
+        if again:
+            await self._upkeep.make_room(len(again))
+            await self._stream.put(bytes(again))
+
+    async def _settle(self) -> None:
+        """End the stream; the recipe then covers the whole file but for the overlay."""
+        stream, self._stream = self._stream, None
+        if stream is None:
+            return
+        await stream.finish()
+        self._collect(stream)
+        if stream.start == 0:
+            self._row_bytes, self._about = stream.row_bytes, _about(stream)
+        else:
+            self._row_bytes += stream.row_bytes
+        if stream.failed:
+            self.size = self._recipe.size
+            self._fail(errno.ENOSPC)
+
+    def _collect(self, stream: Stream) -> None:
+        self._recipe = self._recipe.append(stream.take())
+        self._holds += stream.take_holds()
+
+    async def _fold(self) -> None:
+        """Place the overlay's bytes as plain blocks."""
+        runs = self._overlay.take()
+        if not runs:
+            return
+        edits: list[tuple[int, int, recipe.Records]] = []
+
+        def place() -> None:
+            placer = self._store.placer()
+            try:
+                for start, data in runs:
+                    placer.place_bytes(bytes(data))
+                    edits.append((start, start + len(data), placer.take()))
+                    self._store.write_behind()
+            finally:
+                self._holds.extend(placer.take_holds())
+
+        try:
+            await trio.to_thread.run_sync(place)
+        except StoreFull:
+            self._fail(errno.ENOSPC)
+        self._folded += sum(len(data) for _, data in runs)
+        self._recipe = self._recipe.replace(edits)
+
+    async def truncate(self, size: int) -> None:
+        """Make the file ``size`` bytes long."""
+        if size > MAX_SIZE:
+            raise OSError(errno.EFBIG, "file too large")
+        async with self._lock:
+            if size == 0:
+                await self._empty()
+            else:
+                await self._settle()
+                self._overlay.cut(size, max(size, self.size))
+                if size > self._recipe.size and self._overlay:
+                    await self._fold()
+                self._recipe = self._recipe.cut(size)
+            self.size = size
+            self._touch()
+
+    async def _empty(self) -> None:
+        inode = self._store.tree.get(self._ino)
+        if self._base is None and inode.size and inode.nlink:
+            kept = self._store.tree.recipe(self._ino)
+            about = self._store.tree.about(self._ino)
+            self._base = Version(kept, inode.row_bytes, about, inode.mtime)
+        if self._stream is not None:
+            await self._stream.abandon()
+            self._holds += self._stream.take_holds()
+            self._stream = None
+        self._overlay = Overlay()
+        self._recipe = Recipe()
+        self._row_bytes, self._about, self._failed, self._folded = 0, None, 0, 0
+
+    # -- reading
+
+    async def read(self, offset: int, size: int) -> Buffer:
+        """Bytes offset … offset + size, fewer at the end; OSError(EIO) if a block is damaged."""
+        if self._stream is None and not self._overlay:
+            return await self._fetch(self._recipe, offset, size)
+        async with self._lock:
+            tail = b""
+            if self._stream is not None:
+                await self._stream.drain()
+                self._collect(self._stream)
+                tail = self._stream.held_bytes()
+            stop = min(offset + size, self.size)
+            if offset >= stop:
+                return b""
+            out = bytearray(stop - offset)
+            found = await self._fetch(self._recipe, offset, stop - offset)
+            out[: len(found)] = found
+            at = max(offset, self._recipe.size)
+            if tail and at < stop:
+                part = tail[at - self._recipe.size : stop - self._recipe.size]
+                out[at - offset : at - offset + len(part)] = part
+            self._overlay.patch(offset, out)
+            return out
+
+    async def _fetch(self, source: Recipe, offset: int, size: int) -> Buffer:
+        self._store.index.active.counters["read_bytes"] += max(0, min(size, source.size - offset))
+        try:
+            if size <= _IN_THREAD:
+                return self._store.read(source, offset, size)
+            return await trio.to_thread.run_sync(self._store.read, source, offset, size)
+        except Damaged as error:
+            log.error("inode %d at %d: %s", self._ino, offset, error)
+            raise OSError(errno.EIO, "damaged") from None
+
+    # -- into the tree
+
+    async def flush(self) -> None:
+        """A close: take everything in, report what failed, make it the tree's version.
+
+        A torn save over an older version is left for `release` to judge.
+        """
+        async with self._lock:
+            if not self._dirty:
+                return
+            if self._stream is not None:
+                await self._stream.drain()
+                if self._stream.torn and not self._stream.failed:
+                    if self._base is None:
+                        await self._persist()
+                    return
+            await self._settle()
+            await self._persist()
+
+    async def sync(self) -> None:
+        """Make what was written so far the tree's version, to be committed next."""
+        async with self._lock:
+            if self._dirty:
+                self._check_failed()
+                await self._persist()
+
+    async def release(self, *, keep_torn: bool) -> bool:
+        """The last writer has gone. True if the old version was put back in place of a torn one."""
+        async with self._lock:
+            torn = False
+            try:
+                if self._stream is not None:
+                    await self._stream.drain()
+                    torn = self._stream.torn or self._stream.failed
+                try:
+                    await self._settle()
+                except OSError:
+                    torn = True
+                if torn and self._base is not None and not keep_torn:
+                    self._restore_base()
+                    return True
+                if self._dirty:
+                    if self._folded > self._recipe.size // 2 and self._folded > 1 << 20:
+                        await self._recut()
+                    await self._persist()
+                return False
+            finally:
+                self._store.blocks.release(self._base_holds)
+                self._base_holds = []
+                self._base = None
+                self._failed = 0
+
+    def _restore_base(self) -> None:
+        base = self._base
+        assert base is not None
+        log.warning("inode %d: the save was torn; its previous version is kept", self._ino)
+        self._store.index.active.counters["torn_saves"] += 1
+        self._recipe, self._row_bytes, self._about = base.recipe, base.row_bytes, base.about
+        self._overlay = Overlay()
+        self.size, self.mtime = base.recipe.size, base.mtime
+        self._to_tree(self._recipe)
+
+    async def _persist(self) -> None:
+        """Write recipe, size and times into the tree's pending layer."""
+        await self._fold()
+        current = self._recipe
+        if self._stream is not None:
+            await self._stream.drain()
+            self._collect(self._stream)
+            current = self._recipe
+            held = self._stream.held_bytes()
+            if held:
+                placer = self._store.placer()
+                placer.place_bytes(held)
+                current = current.append(placer.take())
+                self._holds += placer.take_holds()
+        if self._base is not None and not self._base_holds:
+            # The tree is about to let go of its blocks, and `release` may want them back.
+            ids = self._base.recipe.blocks()[0].tolist()
+            self._base_holds = [block for block in ids if self._store.blocks.hold(block)]
+        self._to_tree(current)
+
+    def _to_tree(self, current: Recipe) -> None:
+        tree = self._store.tree
+        tree.set_content(self._ino, current, self._row_bytes, self._about)
+        tree.change(self._ino, mtime=self.mtime, ctime=time.time_ns())
+        tree.touch(self._ino)
+        self._store.index.active.holds.append(self._holds)
+        self._holds = []
+        self._dirty = False
+
+    async def _recut(self) -> None:
+        """Cut a file that was written out of order along its rows, as if it had come in order."""
+        stream = Stream(self._store, self._nursery, 0)
+        source = self._recipe
+        for start in range(0, source.size, 4 << 20):
+            data = bytes(await self._fetch(source, start, 4 << 20))
+            if not self._store.reserve(len(data)):
+                await stream.abandon()
+                self._holds += stream.take_holds()
+                return
+            await stream.put(data)
+        await stream.finish()
+        self._holds += stream.take_holds()
+        if not stream.failed:
+            self._recipe = Recipe(stream.take())
+            self._row_bytes, self._about = stream.row_bytes, _about(stream)
+        self._folded = 0
+
+    async def drop(self) -> None:
+        """Let go of everything; the content is not used any more."""
+        if self._stream is not None:
+            await self._stream.abandon()
+            self._holds += self._stream.take_holds()
+            self._stream = None
+        self._store.blocks.release(self._holds + self._base_holds)
+        self._holds, self._base_holds = [], []
+
+
+def _about(stream: Stream) -> bytes | None:
+    """What `cachefs ls` shows of a state."""
+    report = stream.report
+    if not stream.row_bytes and not report.container:
+        return None
+    summary = {
+        "container": report.container,
+        "version": report.version,
+        "architecture": report.architecture,
+        "tokens": report.tokens,
+        "cells": report.cells,
+        "layers": report.layers,
+        "types": report.types,
+    }
+    return json.dumps(summary).encode()

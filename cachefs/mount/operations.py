@@ -1,0 +1,406 @@
+"""The FUSE handlers: each checks its arguments, calls the tree or an open file, and answers.
+
+pyfuse3 ends the whole mount when a handler raises anything but FUSEError, so
+every handler runs inside `_guarded`, which turns OSError into its errno and
+everything else into a logged EIO.
+
+All handlers run in the event loop. Between two awaits nothing else changes the
+tree, so handlers that do not await are atomic.
+"""
+
+import errno
+import functools
+import logging
+import os
+import stat
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+import pyfuse3
+import trio
+from pyfuse3 import FUSEError
+
+from cachefs.config import MountConfig
+from cachefs.mount.attributes import entry
+from cachefs.mount.content import Content
+from cachefs.mount.readahead import ReadAhead
+from cachefs.mount.upkeep import Upkeep
+from cachefs.store import Store, StoreFull
+from cachefs.store.evict import Member
+from cachefs.store.records import Inode
+from cachefs.store.tree import NAME_MAX, Tree, private
+
+log = logging.getLogger("cachefs.operations")
+
+T = TypeVar("T")
+DIRECT_FROM = 1 << 20
+"""States of at least this many bytes are read past the page cache, at twice its speed."""
+
+
+def _guarded(handler: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]]:
+    @functools.wraps(handler)
+    async def guard(*args: Any) -> T:
+        try:
+            return await handler(*args)
+        except FUSEError:
+            raise
+        except StoreFull:
+            raise FUSEError(errno.ENOSPC) from None
+        except OSError as error:
+            raise FUSEError(error.errno or errno.EIO) from None
+        except MemoryError:
+            log.exception("%s: out of memory", handler.__name__)
+            raise FUSEError(errno.ENOMEM) from None
+        except Exception:
+            log.exception("%s failed", handler.__name__)
+            raise FUSEError(errno.EIO) from None
+
+    return guard
+
+
+class Handle:
+    """An open file: its content, whether it writes, and its read-ahead."""
+
+    __slots__ = ("content", "ino", "reader", "writes")
+
+    def __init__(self, ino: int, content: Content, writes: bool, reader: ReadAhead) -> None:
+        self.ino = ino
+        self.content = content
+        self.writes = writes
+        self.reader = reader
+
+
+class CacheFS(pyfuse3.Operations):
+    """A mounted store. `running` must be entered before `pyfuse3.main`."""
+
+    supports_dot_lookup = True
+    enable_writeback_cache = False
+
+    def __init__(self, store: Store, config: MountConfig) -> None:
+        super().__init__()
+        self._store = store
+        self._tree: Tree = store.tree
+        self._config = config
+        self._upkeep = Upkeep(store, self._evicted)
+        self._nursery: trio.Nursery
+        self._contents: dict[int, Content] = {}
+        self._handles: dict[int, Handle] = {}
+        self._dirs: dict[int, int] = {}
+        self._lookups: Counter[int] = Counter()
+        self._next_fh = 1
+        store.busy = self._contents.__contains__
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Run the background tasks; at the end take everything in and commit it."""
+        async with trio.open_nursery() as self._nursery:
+            self._nursery.start_soon(self._upkeep.run)
+            try:
+                yield
+            finally:
+                with trio.CancelScope(shield=True):
+                    await self._finish()
+                self._nursery.cancel_scope.cancel()
+
+    async def _finish(self) -> None:
+        for content in list(self._contents.values()):
+            try:
+                await content.release(keep_torn=self._config.keep_torn)
+            except OSError as error:
+                log.error("a file that was still open is lost: %s", error)
+        for ino in [ino for ino in self._tree.orphans() if ino not in self._contents]:
+            self._tree.release_orphan(ino)
+        try:
+            await self._upkeep.commit()
+        except StoreFull as error:
+            log.error("the last changes could not be committed: %s", error)
+
+    # -- what the kernel knows
+
+    def _evicted(self, member: Member) -> None:
+        pyfuse3.invalidate_entry_async(member.parent, member.name, member.ino, True)
+
+    def _attributes(self, ino: int, inode: Inode | None = None) -> pyfuse3.EntryAttributes:
+        content = self._contents.get(ino)
+        inode = inode or self._tree.get(ino)
+        if content is None:
+            return entry(ino, inode)
+        return entry(ino, inode, content.size, content.mtime)
+
+    def _entered(self, ino: int, inode: Inode | None = None) -> pyfuse3.EntryAttributes:
+        self._lookups[ino] += 1
+        return self._attributes(ino, inode)
+
+    def _forget_orphan(self, ino: int) -> None:
+        if ino not in self._contents and not self._lookups[ino]:
+            self._tree.release_orphan(ino)
+
+    @_guarded
+    async def lookup(self, parent_inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> pyfuse3.EntryAttributes:
+        if name == b".":
+            return self._entered(parent_inode)
+        if name == b"..":
+            return self._entered(self._tree.get(parent_inode).parent)
+        if len(name) > NAME_MAX:
+            raise FUSEError(errno.ENAMETOOLONG)
+        return self._entered(self._tree.require(parent_inode, name).ino)
+
+    async def forget(self, inode_list: Sequence[tuple[int, int]]) -> None:
+        for ino, count in inode_list:
+            self._lookups[ino] -= count
+            if self._lookups[ino] <= 0:
+                del self._lookups[ino]
+                try:
+                    self._forget_orphan(ino)
+                except Exception:
+                    log.exception("forget failed")
+
+    @_guarded
+    async def getattr(self, inode: int, ctx: pyfuse3.RequestContext) -> pyfuse3.EntryAttributes:
+        return self._attributes(inode)
+
+    @_guarded
+    async def setattr(self, inode: int, attr: pyfuse3.EntryAttributes, fields: pyfuse3.SetattrFields,
+                      fh: int | None, ctx: pyfuse3.RequestContext) -> pyfuse3.EntryAttributes:  # fmt: skip
+        old = self._tree.get(inode)
+        if fields.update_size:
+            await self._truncate(inode, attr.st_size)
+            old = self._tree.get(inode)
+        changes: dict[str, int] = {"ctime": time.time_ns()}
+        if fields.update_mode:
+            changes["mode"] = stat.S_IFMT(old.mode) | private(attr.st_mode & 0o7777)
+        if fields.update_uid:
+            changes["uid"] = attr.st_uid
+        if fields.update_gid:
+            changes["gid"] = attr.st_gid
+        if fields.update_atime:
+            changes["atime"] = attr.st_atime_ns
+        if fields.update_mtime:
+            changes["mtime"] = attr.st_mtime_ns
+            if inode in self._contents:
+                self._contents[inode].mtime = attr.st_mtime_ns
+        self._tree.change(inode, **changes)
+        if fields.update_mtime or fields.update_atime:
+            # Clients mark use by setting times, now or given; order by what they set.
+            self._tree.set_use(inode, min(time.time_ns(), max(changes.get("mtime", 0), changes.get("atime", 0))))
+        return self._attributes(inode)
+
+    async def _truncate(self, ino: int, size: int) -> None:
+        if stat.S_ISDIR(self._tree.get(ino).mode):
+            raise FUSEError(errno.EISDIR)
+        content = self._content(ino)
+        content.writers += 1
+        try:
+            await content.truncate(size)
+        finally:
+            await self._close(ino, content, wrote=True)
+
+    # -- names
+
+    @_guarded
+    async def mknod(self, parent_inode: int, name: bytes, mode: int, rdev: int,
+                    ctx: pyfuse3.RequestContext) -> pyfuse3.EntryAttributes:  # fmt: skip
+        if stat.S_IFMT(mode) not in (0, stat.S_IFREG):
+            raise FUSEError(errno.EPERM)
+        return self._entered(*self._create(parent_inode, name, stat.S_IFREG | stat.S_IMODE(mode), ctx))
+
+    def _create(self, parent: int, name: bytes, mode: int, ctx: pyfuse3.RequestContext) -> tuple[int, Inode]:
+        return self._tree.create(parent, name, mode, ctx.uid, ctx.gid)
+
+    @_guarded
+    async def mkdir(self, parent_inode: int, name: bytes, mode: int,
+                    ctx: pyfuse3.RequestContext) -> pyfuse3.EntryAttributes:  # fmt: skip
+        return self._entered(*self._create(parent_inode, name, stat.S_IFDIR | stat.S_IMODE(mode), ctx))
+
+    @_guarded
+    async def unlink(self, parent_inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> None:
+        self._forget_orphan(self._tree.unlink(parent_inode, name))
+
+    @_guarded
+    async def rmdir(self, parent_inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> None:
+        self._forget_orphan(self._tree.rmdir(parent_inode, name))
+
+    @_guarded
+    async def rename(self, parent_inode_old: int, name_old: bytes, parent_inode_new: int, name_new: bytes,
+                     flags: int, ctx: pyfuse3.RequestContext) -> None:  # fmt: skip
+        if flags & ~(pyfuse3.RENAME_EXCHANGE | pyfuse3.RENAME_NOREPLACE):
+            raise FUSEError(errno.EINVAL)
+        source = self._tree.require(parent_inode_old, name_old).ino
+        if source in self._contents:
+            # Without this a crash could keep the new name and lose the content.
+            await self._contents[source].sync()
+        replaced = self._tree.rename(
+            parent_inode_old,
+            name_old,
+            parent_inode_new,
+            name_new,
+            replace=not flags & pyfuse3.RENAME_NOREPLACE,
+            exchange=bool(flags & pyfuse3.RENAME_EXCHANGE),
+        )
+        if replaced is not None:
+            self._forget_orphan(replaced)
+
+    @_guarded
+    async def symlink(self, parent_inode: int, name: bytes, target: bytes,
+                      ctx: pyfuse3.RequestContext) -> pyfuse3.EntryAttributes:  # fmt: skip
+        raise FUSEError(errno.EPERM)
+
+    @_guarded
+    async def link(self, inode: int, new_parent_inode: int, new_name: bytes,
+                   ctx: pyfuse3.RequestContext) -> pyfuse3.EntryAttributes:  # fmt: skip
+        raise FUSEError(errno.EPERM)
+
+    # -- directories
+
+    @_guarded
+    async def opendir(self, inode: int, ctx: pyfuse3.RequestContext) -> int:
+        if not stat.S_ISDIR(self._tree.get(inode).mode):
+            raise FUSEError(errno.ENOTDIR)
+        fh = self._fh()
+        self._dirs[fh] = inode
+        return fh
+
+    @_guarded
+    async def readdir(self, fh: int, start_id: int, token: pyfuse3.ReaddirToken) -> None:
+        ino = self._dirs[fh]
+        for number, name in ((1, b"."), (2, b"..")):
+            if start_id < number:
+                at = ino if number == 1 else self._tree.get(ino).parent
+                if not pyfuse3.readdir_reply(token, name, self._attributes(at), number):
+                    return
+        for child in self._tree.children(ino, max(2, start_id)):
+            if not pyfuse3.readdir_reply(token, child.name, self._attributes(child.ino), child.cookie):
+                return
+            self._lookups[child.ino] += 1
+
+    @_guarded
+    async def releasedir(self, fh: int) -> None:
+        del self._dirs[fh]
+
+    @_guarded
+    async def fsyncdir(self, fh: int, datasync: bool) -> None:
+        await self._upkeep.commit()
+
+    # -- files
+
+    def _fh(self) -> int:
+        self._next_fh += 1
+        return self._next_fh
+
+    def _content(self, ino: int) -> Content:
+        """The content of an inode, with one handle more."""
+        content = self._contents.get(ino)
+        if content is None:
+            content = self._contents[ino] = Content(self._store, self._upkeep, self._nursery, ino)
+        content.handles += 1
+        return content
+
+    def _open(self, ino: int, flags: int) -> pyfuse3.FileInfo:
+        writes = flags & os.O_ACCMODE != os.O_RDONLY
+        content = self._content(ino)
+        content.writers += writes
+        fh = self._fh()
+        self._handles[fh] = Handle(ino, content, writes, ReadAhead(self._nursery, content.read))
+        direct = flags & os.O_ACCMODE == os.O_WRONLY or (
+            flags & os.O_ACCMODE == os.O_RDONLY and content.is_state and content.size >= DIRECT_FROM
+        )
+        return pyfuse3.FileInfo(fh=fh, direct_io=direct, keep_cache=True)
+
+    @_guarded
+    async def open(self, inode: int, flags: int, ctx: pyfuse3.RequestContext) -> pyfuse3.FileInfo:
+        info = self._open(inode, flags)
+        self._tree.touch(inode)
+        return info
+
+    @_guarded
+    async def create(self, parent_inode: int, name: bytes, mode: int, flags: int,
+                     ctx: pyfuse3.RequestContext) -> tuple[pyfuse3.FileInfo, pyfuse3.EntryAttributes]:  # fmt: skip
+        ino, inode = self._create(parent_inode, name, stat.S_IFREG | stat.S_IMODE(mode), ctx)
+        return self._open(ino, flags), self._entered(ino, inode)
+
+    @_guarded
+    async def read(self, fh: int, off: int, size: int) -> Any:
+        handle = self._handles[fh]
+        if handle.content.is_dirty:
+            handle.reader.reset()
+            return await handle.content.read(off, size)
+        return await handle.reader.read(off, size, handle.content.size)
+
+    @_guarded
+    async def write(self, fh: int, off: int, buf: bytes) -> int:
+        self._store.index.active.counters["written_bytes"] += len(buf)
+        return await self._handles[fh].content.write(off, buf)
+
+    @_guarded
+    async def flush(self, fh: int) -> None:
+        handle = self._handles[fh]
+        if handle.writes:
+            await handle.content.flush()
+
+    @_guarded
+    async def release(self, fh: int) -> None:
+        handle = self._handles.pop(fh)
+        await self._close(handle.ino, handle.content, wrote=handle.writes)
+
+    async def _close(self, ino: int, content: Content, *, wrote: bool) -> None:
+        if wrote:
+            content.writers -= 1
+            if not content.writers and await content.release(keep_torn=self._config.keep_torn):
+                await trio.to_thread.run_sync(pyfuse3.invalidate_inode, ino)
+        content.handles -= 1
+        if not content.handles:
+            del self._contents[ino]
+            await content.drop()
+            self._forget_orphan(ino)
+
+    @_guarded
+    async def fsync(self, fh: int, datasync: bool) -> None:
+        await self._handles[fh].content.sync()
+        await self._upkeep.commit()
+
+    # -- the filesystem
+
+    @_guarded
+    async def statfs(self, ctx: pyfuse3.RequestContext) -> pyfuse3.StatvfsData:
+        data = pyfuse3.StatvfsData()
+        capacity = self._store.volumes.capacity
+        free = max(self._store.room(), capacity - self._store.unevictable_bytes())
+        data.f_bsize = data.f_frsize = 4096
+        data.f_blocks = self._store.max_bytes // 4096
+        data.f_bfree = data.f_bavail = max(0, min(free, capacity)) // 4096
+        files = self._store.counters()["entries"]
+        data.f_files = files + (1 << 20)
+        data.f_ffree = data.f_favail = 1 << 20
+        data.f_namemax = NAME_MAX
+        return data
+
+    # -- extended attributes
+
+    @staticmethod
+    def _check_xattr(name: bytes) -> None:
+        if not name.startswith(b"user."):
+            raise FUSEError(errno.EOPNOTSUPP)
+
+    @_guarded
+    async def setxattr(self, inode: int, name: bytes, value: bytes, ctx: pyfuse3.RequestContext) -> None:
+        self._check_xattr(name)
+        self._tree.set_xattr(inode, name, value)
+
+    @_guarded
+    async def getxattr(self, inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> bytes:
+        value = self._tree.xattr(inode, name)
+        if value is None:
+            raise FUSEError(pyfuse3.ENOATTR)
+        return value
+
+    @_guarded
+    async def listxattr(self, inode: int, ctx: pyfuse3.RequestContext) -> list[bytes]:
+        return self._tree.xattrs(inode)
+
+    @_guarded
+    async def removexattr(self, inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> None:
+        self._check_xattr(name)
+        self._tree.remove_xattr(inode, name)

@@ -1,0 +1,77 @@
+"""Sequential reads: the next pieces of the file are put together while the client takes this one."""
+
+from collections import deque
+from collections.abc import Awaitable, Callable
+
+import trio
+
+from cachefs.states.pieces import Buffer
+
+STEP = 4 << 20
+DEPTH = 2
+
+Fetch = Callable[[int, int], Awaitable[Buffer]]
+
+
+class _Piece:
+    """``size`` bytes from ``start``, when ``ready``; ``data`` None if fetching failed."""
+
+    def __init__(self, start: int, size: int) -> None:
+        self.start = start
+        self.size = size
+        self.data: Buffer | None = None
+        self.ready = trio.Event()
+
+
+class ReadAhead:
+    """One handle's reads. Starts with the second read in a row: the first may be a probe of the tail."""
+
+    def __init__(self, nursery: trio.Nursery, fetch: Fetch) -> None:
+        self._nursery = nursery
+        self._fetch = fetch
+        self._pieces: deque[_Piece] = deque()
+        self._next = 0
+        self._in_a_row = 0
+
+    def reset(self) -> None:
+        """Forget what was fetched; the file has changed."""
+        self._pieces.clear()
+        self._in_a_row = 0
+
+    async def read(self, offset: int, size: int, end: int) -> Buffer:
+        """``size`` bytes from ``offset`` of a file of ``end`` bytes."""
+        self._in_a_row = self._in_a_row + 1 if offset == self._next else 0
+        self._next = offset + size
+        if not self._in_a_row or size < 32 << 10:
+            if not self._in_a_row:
+                self._pieces.clear()
+            return await self._fetch(offset, size)
+        while self._pieces and self._pieces[0].start + self._pieces[0].size <= offset:
+            self._pieces.popleft()
+        if self._pieces and self._pieces[0].start > offset:
+            self._pieces.clear()
+        at = self._pieces[-1].start + self._pieces[-1].size if self._pieces else offset
+        while len(self._pieces) < DEPTH and at < end:
+            piece = _Piece(at, min(STEP, end - at))
+            self._pieces.append(piece)
+            self._nursery.start_soon(self._get, piece)
+            at += piece.size
+        return await self._take(offset, size)
+
+    async def _get(self, piece: _Piece) -> None:
+        try:
+            piece.data = await self._fetch(piece.start, piece.size)
+        except OSError:
+            piece.data = None  # the read that needs it will fail on its own
+        finally:
+            piece.ready.set()
+
+    async def _take(self, offset: int, size: int) -> Buffer:
+        if not self._pieces:
+            return await self._fetch(offset, size)
+        piece = self._pieces[0]
+        await piece.ready.wait()
+        low, high = offset - piece.start, offset - piece.start + size
+        if piece.data is None or high > len(piece.data):
+            return await self._fetch(offset, size)
+        return memoryview(piece.data)[low:high]

@@ -1,0 +1,159 @@
+"""A save in progress: bytes written in order, cut and placed behind the writer's back.
+
+`Stream.put` queues the kernel's buffer and returns. A task hands what has
+gathered to a worker thread, which cuts, hashes, compares and, when a batch is
+full, has it written. The queue is bounded: a writer faster than the disk waits.
+"""
+
+from collections import deque
+
+import trio
+
+from cachefs.states import Cutter, Report
+from cachefs.store import Store, StoreFull, recipe
+from cachefs.store.place import Placer
+
+QUEUE_LIMIT = 32 << 20
+INLINE_LIMIT = 64 << 10
+"""Up to this many bytes are placed at once, in the event loop: a thread costs more."""
+
+
+class Stream:
+    """Bytes ``start`` … ``end`` of a file, on their way into blocks.
+
+    ``failed`` is set once something could not be stored; nothing is taken after that.
+    """
+
+    def __init__(self, store: Store, nursery: trio.Nursery, start: int) -> None:
+        self._store = store
+        self._nursery = nursery
+        self._cutter = Cutter()
+        self._placer: Placer = store.placer()
+        self._queue: deque[bytes] = deque()
+        self._queued = 0
+        self._unplaced = 0
+        self._working = False
+        self._moved = trio.Event()
+        self.start = start
+        self.end = start
+        self.failed = False
+
+    # -- what the cutter says
+
+    @property
+    def torn(self) -> bool:
+        return self._cutter.torn
+
+    @property
+    def row_bytes(self) -> int:
+        return self._cutter.row_bytes
+
+    @property
+    def report(self) -> Report:
+        return self._cutter.report
+
+    def held_bytes(self) -> bytes:
+        """What the cutter holds back, at the stream's end; the queue must be empty."""
+        return self._cutter.held_bytes()
+
+    def missing(self) -> int:
+        """New bytes that the state's headers promise still to come, by the share that was new so far."""
+        promised = self._cutter.promised - (self.end - self.start)
+        placed = self._placer.placed_bytes
+        share = self._placer.new_bytes / placed if placed > 1 << 20 else 0.0
+        return int(max(0, promised) * share)
+
+    # -- taking bytes in
+
+    async def put(self, data: bytes) -> None:
+        """Queue ``data``, for which room was reserved; waits only while the queue is full."""
+        self._queue.append(data)
+        self._queued += len(data)
+        self._unplaced += len(data)
+        self.end += len(data)
+        if self._queued < INLINE_LIMIT:
+            return
+        if not self._working:
+            self._working = True
+            self._nursery.start_soon(self._work)
+        while self._queued > QUEUE_LIMIT and not self.failed:
+            await self._moved.wait()
+
+    async def _work(self) -> None:
+        try:
+            while self._queue:
+                batch = self._take()
+                await trio.to_thread.run_sync(self._place, batch)
+                self._progress(batch)
+        finally:
+            self._working = False
+            self._signal()
+
+    def _take(self) -> list[bytes]:
+        batch = list(self._queue)
+        self._queue.clear()
+        return batch
+
+    def _progress(self, batch: list[bytes]) -> None:
+        self._queued -= sum(map(len, batch))
+        self._account()
+        self._signal()
+
+    def _account(self) -> None:
+        """Give back the reservation of what is placed by now."""
+        unplaced = self.end - self.start - self._placer.placed_bytes
+        self._store.queued -= self._unplaced - unplaced
+        self._unplaced = unplaced
+
+    def _signal(self) -> None:
+        self._moved.set()
+        self._moved = trio.Event()
+
+    def _place(self, batch: list[bytes]) -> None:
+        if self.failed:
+            return
+        try:
+            for data in batch:
+                for piece in self._cutter.feed(data):
+                    self._placer.place(piece)
+                self._store.write_behind()
+        except StoreFull:
+            self.failed = True
+
+    async def drain(self) -> None:
+        """Wait until everything queued has gone through the cutter."""
+        while self._working:
+            await self._moved.wait()
+        if self._queue:
+            batch = self._take()
+            if sum(map(len, batch)) <= INLINE_LIMIT:
+                self._place(batch)
+            else:
+                await trio.to_thread.run_sync(self._place, batch)
+            self._progress(batch)
+
+    async def finish(self) -> None:
+        """Drain, and place what the cutter held back."""
+        await self.drain()
+        if not self.failed:
+            for piece in self._cutter.finish():
+                self._placer.place(piece)
+        self.close()
+
+    async def abandon(self) -> None:
+        """Stop; what was queued is thrown away."""
+        self.failed = True
+        await self.drain()
+        self.close()
+
+    def close(self) -> None:
+        """Give back what is still reserved."""
+        self._store.queued -= self._unplaced
+        self._unplaced = 0
+
+    def take(self) -> recipe.Records:
+        """The records placed since the last call; nobody may be working."""
+        return self._placer.take()
+
+    def take_holds(self) -> list[int]:
+        return self._placer.take_holds()

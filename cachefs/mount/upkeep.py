@@ -1,0 +1,129 @@
+"""What goes on beside the requests: commits, eviction ahead of need, room for writers.
+
+Runs in the event loop; the disk is waited for in threads. One commit at a time;
+whoever needs one waits for the next to end.
+"""
+
+import logging
+from collections.abc import Callable
+
+import trio
+
+from cachefs.store import Store, StoreFull
+from cachefs.store.evict import Member
+
+log = logging.getLogger("cachefs.upkeep")
+
+COMMIT_EVERY = 1.0
+"""Seconds between commits of what nobody synced."""
+
+Evicted = Callable[[Member], None]
+
+
+class Upkeep:
+    """Commits and evicts for one mounted store. ``evicted`` is told of every file that went."""
+
+    def __init__(self, store: Store, evicted: Evicted) -> None:
+        self._store = store
+        self._evicted = evicted
+        self._committing = trio.Lock()
+        self._making = trio.Lock()
+        self._wake = trio.Event()
+        self._complained = False
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._commit_now_and_then)
+            nursery.start_soon(self._evict_ahead)
+
+    # -- commits
+
+    async def commit(self) -> None:
+        """Make all that is pending durable. Raises StoreFull."""
+        store = self._store
+        async with self._committing:
+            layer = store.index.freeze()
+            if layer is None:
+                await trio.to_thread.run_sync(store.writer.write_out)
+                return
+            committed = False
+            try:
+                with trio.CancelScope(shield=True):
+                    await trio.to_thread.run_sync(store.writer.commit, layer)
+                committed = True
+            finally:
+                store.index.thaw(committed=committed)
+            for holds in layer.holds:
+                store.blocks.release(holds)
+
+    async def _commit_now_and_then(self) -> None:
+        while True:
+            await trio.sleep(COMMIT_EVERY)
+            if not self._store.index.active and not self._store.blocks.pool.by_id:
+                continue
+            try:
+                await self.commit()
+                self._complained = False
+            except StoreFull as error:
+                if not self._complained:
+                    log.error("cannot commit, will go on trying: %s", error)
+                self._complained = True
+                self.wake()
+
+    # -- room
+
+    def is_low(self) -> bool:
+        return self._store.room() < self._store.low_water // 2
+
+    def wake(self) -> None:
+        """Let eviction look for work."""
+        self._wake.set()
+
+    def attainable(self) -> int:
+        """Bytes that could be written if everything evictable went."""
+        return self._store.volumes.capacity - self._store.unevictable_bytes()
+
+    async def make_room(self, size: int) -> None:
+        """Reserve ``size`` bytes, evicting what it takes. OSError(ENOSPC) when that is not enough."""
+        store = self._store
+        while not store.reserve(size):
+            async with self._making:
+                if store.reserve(size):
+                    return
+                if not await self._evict(size + size // 8 + store.low_water - store.room()):
+                    raise OSError(28, "no space left")
+
+    async def _evict(self, wanted: int) -> bool:
+        """Evict units of about ``wanted`` bytes and commit; False if none could go or the disk refused."""
+        units = self._store.evict(wanted)
+        for unit in units:
+            for member in unit:
+                self._evicted(member)
+        try:
+            await self.commit()
+        except StoreFull as error:
+            log.error("eviction could not be committed: %s", error)
+            return False
+        if units:
+            log.info("evicted %d units", len(units))
+        return bool(units)
+
+    async def _evict_ahead(self) -> None:
+        while True:
+            with trio.move_on_after(5):
+                await self._wake.wait()
+            self._wake = trio.Event()
+            await self._evict_while_low()
+
+    async def _evict_while_low(self) -> None:
+        store = self._store
+        while self.is_low() or await trio.to_thread.run_sync(store.index_full):
+            async with self._making:
+                short = max(store.low_water - store.room(), store.low_water // 4)
+                if not await self._evict(short):
+                    return
+        # Victims are deleted here rather than when a writer's batch waits for their space.
+        spare = min(2 * store.budget.batch, store.low_water)
+        if store.volumes.free < spare:
+            await trio.to_thread.run_sync(store.writer.purge, spare - store.volumes.free)

@@ -1,0 +1,118 @@
+"""Reading a store beside its daemon, or without one: figures and entries, as last committed."""
+
+import json
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import lmdb
+
+from cachefs import __version__
+from cachefs.store import home
+from cachefs.store.errors import StoreRefused
+from cachefs.store.index import Index
+from cachefs.store.recipe import Recipe
+from cachefs.store.records import Inode, Refs, int_key
+from cachefs.store.tree import Tree
+from cachefs.store.writer import COUNTERS
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One file. Sizes in bytes: ``exclusive`` lies in blocks that only it needs, ``shared`` in the others.
+
+    ``tokens``, ``cells``, ``layers`` and ``type`` are None unless it was recognised as a KV state.
+    ``last_use`` in ns since 1970.
+    """
+
+    name: str
+    tokens: int | None
+    cells: int | None
+    layers: int | None
+    type: str | None
+    size: int
+    exclusive: int
+    shared: int
+    last_use: int
+    pinned: bool
+
+
+class Reader:
+    """A store opened for reading only. Raises UserError if it cannot be."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.absolute()
+        home.check_format(self.path)
+        try:
+            self._index = Index(self.path / "index", None)
+        except (lmdb.Error, OSError) as error:
+            if not os.access(self.path, os.R_OK | os.X_OK):
+                raise StoreRefused(f"{path}: belongs to another user; run as its owner") from None
+            raise StoreRefused(f"{path}: cannot be read: {error}") from None
+        self._tree = Tree(self._index)
+
+    def close(self) -> None:
+        self._index.close()
+
+    def _meta(self, key: bytes) -> Any:
+        value = self._index.committed("meta", key)
+        return json.loads(value) if value else None
+
+    def stats(self) -> dict[str, Any]:
+        """The figures of ``cachefs stats --json``; ``mountpoint`` is left to the caller."""
+        counters = self._meta(b"counters") or {}
+        figures: dict[str, Any] = {
+            "version": __version__,
+            "mountpoint": None,
+            "store": str(self.path),
+            "max_bytes": self._meta(b"max_bytes") or 0,
+            "disk_bytes": home.disk_bytes(self.path),
+        }
+        figures |= {name: counters.get(name, 0) for name in COUNTERS}
+        figures["corrupt_blocks"] = counters.get("corrupt_blocks", 0)
+        figures["dedup_ratio"] = _ratio(figures["logical_bytes"], figures["stored_bytes"])
+        figures["compression_ratio"] = _ratio(figures["stored_bytes"], figures["compressed_bytes"])
+        return figures
+
+    def entries(self) -> Iterator[Entry]:
+        """Every file, directory by directory."""
+        for path, ino in self._tree.walk():
+            inode = self._tree.get(ino)
+            if stat.S_ISREG(inode.mode):
+                yield self._entry(os.fsdecode(path), ino, inode)
+
+    def _entry(self, name: str, ino: int, inode: Inode) -> Entry:
+        about = json.loads(self._tree.about(ino) or b"{}")
+        exclusive = self._exclusive(self._tree.recipe(ino))
+        return Entry(
+            name,
+            about.get("tokens"),
+            about.get("cells"),
+            about.get("layers"),
+            ", ".join(about.get("types") or ()) or None,
+            inode.size,
+            exclusive,
+            inode.size - exclusive,
+            inode.last_use,
+            ino in self._tree.pinned,
+        )
+
+    def _exclusive(self, recipe: Recipe) -> int:
+        """Bytes of the file in blocks that no other file names."""
+        ids, counts = recipe.blocks()
+        mine = set()
+        with self._index.env.begin(db=self._index.dbs["refs"]) as txn:
+            for block, count in zip(ids.tolist(), counts.tolist(), strict=True):
+                value = txn.get(int_key(block))
+                if value and Refs.unpack(value).count == count:
+                    mine.add(block)
+        return recipe.bytes_in(mine)
+
+
+def _ratio(one: int, other: int) -> float:
+    return round(one / other, 4) if other else 1.0
+
+
