@@ -12,7 +12,9 @@ BLKSIZE = 64 << 10
 """st_blksize: stdio then writes 8 KiB at a time, its most, instead of 4."""
 
 
-def entry(ino: int, inode: Inode, size: int | None = None, mtime: int | None = None) -> pyfuse3.EntryAttributes:
+def entry(
+    ino: int, inode: Inode, size: int | None = None, mtime: int | None = None
+) -> pyfuse3.EntryAttributes:
     """Attributes of an inode; ``size`` and ``mtime`` override the record's."""
     attributes = pyfuse3.EntryAttributes()
     size = inode.size if size is None else size

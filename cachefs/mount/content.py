@@ -14,6 +14,7 @@ import json
 import logging
 import time
 from dataclasses import dataclass
+from typing import Any
 
 import trio
 
@@ -66,6 +67,8 @@ class Content:
         self.mtime = inode.mtime
         self.handles = 0
         self.writers = 0
+        self.closing: trio.Event | None = None
+        """Set while the last writer's close decides which version stays; who looks then must wait."""
 
     @property
     def is_state(self) -> bool:
@@ -268,7 +271,7 @@ class Content:
                 return
             if self._stream is not None:
                 await self._stream.drain()
-                if self._stream.torn and not self._stream.failed:
+                if self._is_torn(self._stream) and not self._stream.failed:
                     if self._base is None:
                         await self._persist()
                     return
@@ -289,7 +292,7 @@ class Content:
             try:
                 if self._stream is not None:
                     await self._stream.drain()
-                    torn = self._stream.torn or self._stream.failed
+                    torn = self._is_torn(self._stream) or self._stream.failed
                 try:
                     await self._settle()
                 except OSError:
@@ -307,6 +310,18 @@ class Content:
                 self._base_holds = []
                 self._base = None
                 self._failed = 0
+
+    def _is_torn(self, stream: Stream) -> bool:
+        """Whether a save ended before its state did, as far as its headers and the version before tell.
+
+        A state may have fewer V sections than layers, so one cut exactly between two
+        sections looks whole by itself; the old version of the same shape knows better.
+        """
+        if stream.torn or stream.start or self._base is None:
+            return stream.torn
+        old, new = json.loads(self._base.about or b"{}"), _summary(stream)
+        alike = all(old.get(name) == new[name] for name in ("container", "version", "layers", "types"))
+        return alike and int(new["sections"]) < int(old.get("sections", 0))
 
     def _restore_base(self) -> None:
         base = self._base
@@ -376,11 +391,15 @@ class Content:
 
 
 def _about(stream: Stream) -> bytes | None:
-    """What `cachefs ls` shows of a state."""
-    report = stream.report
-    if not stream.row_bytes and not report.container:
+    """What the tree keeps of a recognised state, as JSON."""
+    if not stream.row_bytes and not stream.report.container:
         return None
-    summary = {
+    return json.dumps(_summary(stream)).encode()
+
+
+def _summary(stream: Stream) -> dict[str, Any]:
+    report = stream.report
+    return {
         "container": report.container,
         "version": report.version,
         "architecture": report.architecture,
@@ -388,5 +407,5 @@ def _about(stream: Stream) -> bytes | None:
         "cells": report.cells,
         "layers": report.layers,
         "types": report.types,
+        "sections": report.dropped + sum(len(module.sections) for module in report.modules),
     }
-    return json.dumps(summary).encode()

@@ -15,9 +15,9 @@ import os
 import stat
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import pyfuse3
 import trio
@@ -35,16 +35,17 @@ from cachefs.store.tree import NAME_MAX, Tree, private
 
 log = logging.getLogger("cachefs.operations")
 
+P = ParamSpec("P")
 T = TypeVar("T")
 DIRECT_FROM = 1 << 20
 """States of at least this many bytes are read past the page cache, at twice its speed."""
 
 
-def _guarded(handler: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]]:
+def _guarded(handler: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
     @functools.wraps(handler)
-    async def guard(*args: Any) -> T:
+    async def guard(*args: P.args, **kwargs: P.kwargs) -> T:
         try:
-            return await handler(*args)
+            return await handler(*args, **kwargs)
         except FUSEError:
             raise
         except StoreFull:
@@ -139,13 +140,16 @@ class CacheFS(pyfuse3.Operations):
             self._tree.release_orphan(ino)
 
     @_guarded
-    async def lookup(self, parent_inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> pyfuse3.EntryAttributes:
+    async def lookup(
+        self, parent_inode: int, name: bytes, ctx: pyfuse3.RequestContext
+    ) -> pyfuse3.EntryAttributes:
         if name == b".":
             return self._entered(parent_inode)
         if name == b"..":
             return self._entered(self._tree.get(parent_inode).parent)
         if len(name) > NAME_MAX:
             raise FUSEError(errno.ENAMETOOLONG)
+        await self._closed(self._tree.require(parent_inode, name).ino)
         return self._entered(self._tree.require(parent_inode, name).ino)
 
     async def forget(self, inode_list: Sequence[tuple[int, int]]) -> None:
@@ -160,6 +164,7 @@ class CacheFS(pyfuse3.Operations):
 
     @_guarded
     async def getattr(self, inode: int, ctx: pyfuse3.RequestContext) -> pyfuse3.EntryAttributes:
+        await self._closed(inode)
         return self._attributes(inode)
 
     @_guarded
@@ -185,12 +190,15 @@ class CacheFS(pyfuse3.Operations):
         self._tree.change(inode, **changes)
         if fields.update_mtime or fields.update_atime:
             # Clients mark use by setting times, now or given; order by what they set.
-            self._tree.set_use(inode, min(time.time_ns(), max(changes.get("mtime", 0), changes.get("atime", 0))))
+            self._tree.set_use(
+                inode, min(time.time_ns(), max(changes.get("mtime", 0), changes.get("atime", 0)))
+            )
         return self._attributes(inode)
 
     async def _truncate(self, ino: int, size: int) -> None:
         if stat.S_ISDIR(self._tree.get(ino).mode):
             raise FUSEError(errno.EISDIR)
+        await self._closed(ino)
         content = self._content(ino)
         content.writers += 1
         try:
@@ -311,13 +319,18 @@ class CacheFS(pyfuse3.Operations):
 
     @_guarded
     async def open(self, inode: int, flags: int, ctx: pyfuse3.RequestContext) -> pyfuse3.FileInfo:
+        await self._closed(inode)
         info = self._open(inode, flags)
+        if flags & os.O_TRUNC:
+            # libfuse asks for FUSE_ATOMIC_O_TRUNC, so the kernel sends no setattr of its own.
+            await self._handles[info.fh].content.truncate(0)
         self._tree.touch(inode)
         return info
 
     @_guarded
-    async def create(self, parent_inode: int, name: bytes, mode: int, flags: int,
-                     ctx: pyfuse3.RequestContext) -> tuple[pyfuse3.FileInfo, pyfuse3.EntryAttributes]:  # fmt: skip
+    async def create(
+        self, parent_inode: int, name: bytes, mode: int, flags: int, ctx: pyfuse3.RequestContext
+    ) -> tuple[pyfuse3.FileInfo, pyfuse3.EntryAttributes]:
         ino, inode = self._create(parent_inode, name, stat.S_IFREG | stat.S_IMODE(mode), ctx)
         return self._open(ino, flags), self._entered(ino, inode)
 
@@ -345,11 +358,22 @@ class CacheFS(pyfuse3.Operations):
         handle = self._handles.pop(fh)
         await self._close(handle.ino, handle.content, wrote=handle.writes)
 
+    async def _closed(self, ino: int) -> None:
+        """Wait for a close that is deciding which version of a file stays."""
+        while (content := self._contents.get(ino)) is not None and content.closing is not None:
+            await content.closing.wait()
+
     async def _close(self, ino: int, content: Content, *, wrote: bool) -> None:
         if wrote:
             content.writers -= 1
-            if not content.writers and await content.release(keep_torn=self._config.keep_torn):
-                await trio.to_thread.run_sync(pyfuse3.invalidate_inode, ino)
+            if not content.writers:
+                content.closing = trio.Event()
+                try:
+                    if await content.release(keep_torn=self._config.keep_torn):
+                        await trio.to_thread.run_sync(pyfuse3.invalidate_inode, ino)
+                finally:
+                    content.closing.set()
+                    content.closing = None
         content.handles -= 1
         if not content.handles:
             del self._contents[ino]

@@ -5,6 +5,7 @@ gathered to a worker thread, which cuts, hashes, compares and, when a batch is
 full, has it written. The queue is bounded: a writer faster than the disk waits.
 """
 
+import logging
 from collections import deque
 
 import trio
@@ -12,6 +13,8 @@ import trio
 from cachefs.states import Cutter, Report
 from cachefs.store import Store, StoreFull, recipe
 from cachefs.store.place import Placer
+
+log = logging.getLogger("cachefs.stream")
 
 QUEUE_LIMIT = 32 << 20
 INLINE_LIMIT = 64 << 10
@@ -117,7 +120,8 @@ class Stream:
                 for piece in self._cutter.feed(data):
                     self._placer.place(piece)
                 self._store.write_behind()
-        except StoreFull:
+        except StoreFull as error:
+            log.error("a save failed: %s", error)
             self.failed = True
 
     async def drain(self) -> None:

@@ -6,7 +6,7 @@ piece is only tells the store how to look for its twins.
 
 from dataclasses import dataclass
 
-Buffer = bytes | memoryview
+Buffer = bytes | bytearray | memoryview
 
 
 @dataclass(frozen=True, slots=True)

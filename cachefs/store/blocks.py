@@ -26,7 +26,7 @@ from cachefs.store import codec
 from cachefs.store.errors import Damaged
 from cachefs.store.index import Index
 from cachefs.store.layout import footprint
-from cachefs.store.records import CHUNK, BlockRow, Refs, int_key, int_of
+from cachefs.store.records import CHUNK, RAW, BlockRow, Refs, int_key, int_of
 from cachefs.store.volumes import Volumes
 
 
@@ -155,13 +155,11 @@ class Blocks:
         """Take a new block into the pool, held once; its id."""
         if isinstance(raw, memoryview) and len(raw) < 1 << 17:
             raw = bytes(raw)  # a short view would keep the writer's whole buffer alive
-        packed, payload = codec.encode(raw) if kind == CHUNK else (codec.RAW, raw)
+        packed, payload = codec.encode(raw) if kind == CHUNK else (RAW, raw)
         with self.lock:
             number = self._next
             self._next += 1
-            row = BlockRow(
-                digest, 0, packed, kind, len(raw), len(payload), width, rows, head, tail, 0
-            )
+            row = BlockRow(digest, 0, packed, kind, len(raw), len(payload), width, rows, 0, head, tail, 0)
             self.pool.add(Fresh(number, row, raw, payload))
             self.held[number] += 1
         return number
@@ -214,7 +212,7 @@ class BlockReader:
         if txn is None:
             txn = self._stack.enter_context(volume.env.begin(db=volume.db, buffers=True))
             self._volumes[row.volume] = txn
-        return txn.get(int_key(block))
+        return volume.get(txn, block, row.parts)
 
     def raw(self, block: int, *, verify: bool = True) -> Buffer:
         """A block's raw bytes. ``verify``: check them against the digest, once a mount.
@@ -254,4 +252,3 @@ def same_bytes(one: Buffer, other: Buffer) -> bool:
     return len(one) == len(other) and bool(
         np.array_equal(np.frombuffer(one, np.uint8), np.frombuffer(other, np.uint8))
     )
-

@@ -30,7 +30,9 @@ def check_format(path: Path) -> None:
     except PermissionError:
         raise StoreRefused(f"{path}: belongs to another user; run as its owner") from None
     except (ValueError, KeyError, TypeError):
-        raise StoreRefused(f"{path}: the file '{_MARK}' in it is damaged; restore it or make a new store") from None
+        raise StoreRefused(
+            f"{path}: the file '{_MARK}' in it is damaged; restore it or make a new store"
+        ) from None
     if not isinstance(version, int) or version > FORMAT:
         raise StoreRefused(
             f"{path}: written by a newer cachefs (format {version}, this one reads up to {FORMAT}); "
@@ -119,4 +121,3 @@ def disk_bytes(path: Path) -> int:
             except FileNotFoundError:
                 continue
     return total
-

@@ -94,16 +94,11 @@ class Index:
             return value
 
     def get(self, table: str, key: bytes) -> bytes | None:
-        entries = self.active.tables[table]
-        if key in entries:
-            return entries[key]
-        if self.frozen is not None:
-            entries = self.frozen.tables[table]
-            if key in entries:
-                return entries[key]
-        with self.env.begin(db=self.dbs[table]) as txn:
-            value: bytes | None = txn.get(key)
-            return value
+        for layer in (self.active, self.frozen):
+            if layer is not None and key in layer.tables[table]:
+                value: bytes | None = layer.tables[table][key]
+                return value
+        return self.committed(table, key)
 
     def put(self, table: str, key: bytes, value: bytes) -> None:
         self.active.tables[table][key] = value
@@ -132,9 +127,9 @@ class Index:
                     for key in entries.irange(start, upper, inclusive=(True, False)):
                         found[key] = entries[key]
             for key in sorted(found):
-                value = found[key]
-                if value is not None:
-                    yield key, value
+                latest = found[key]
+                if latest is not None:
+                    yield key, latest
             start = upper
 
     def freeze(self) -> Layer | None:

@@ -24,6 +24,10 @@ FORMAT = 1
 PAGE = 4096
 SPARE = 4 * MIB
 MAX_VOLUME = 4 * GIB
+MIN_VOLUME = 8 * MIB
+PART_BYTES = (8 * PAGE - 16, PAGE - 16)
+"""Where no run of free pages is long enough for a payload it is split into parts of
+eight pages, or of one."""
 HEADROOM = 0.10
 """Part of a volume never filled: LMDB puts a payload into one run of free pages, and
 without slack such a run cannot be found (MDB_MAP_FULL with pages still free)."""
@@ -36,7 +40,8 @@ class Budget:
     max_bytes: int
     index: int
     volume: int
-    """Map size of a new volume. At least eight fit, so that one can be emptied and dropped."""
+    """Map size of a new volume: all in one for a small store, else at least eight, so
+    that one can be emptied and dropped."""
     data: int
     """For all volumes together."""
     batch: int
@@ -46,8 +51,8 @@ class Budget:
     def of(cls, max_bytes: int) -> "Budget":
         index = max(16 * MIB, max_bytes // 40) // MIB * MIB
         data = max_bytes - index - SPARE
-        volume = min(MAX_VOLUME, data // 8) // PAGE * PAGE
-        return cls(max_bytes, index, volume, data, min(32 * MIB, volume // 4))
+        volume = min(MAX_VOLUME, max(data // 8, min(data, GIB))) // PAGE * PAGE
+        return cls(max_bytes, index, volume, data, min(16 * MIB, volume // 16))
 
 
 def footprint(stored: int) -> int:

@@ -106,7 +106,7 @@ class Placer:
             self._blocks.release([block])
             return None
         row = reader.row(block)
-        if row is not None and row.volume and not reader.refs(block).count:
+        if row is not None and row.volume and not reader.refs(block).number:
             self._blocks.revive(block, row.stored)
         self._holds.append(block)
         return raw

@@ -107,12 +107,10 @@ class Reader:
         with self._index.env.begin(db=self._index.dbs["refs"]) as txn:
             for block, count in zip(ids.tolist(), counts.tolist(), strict=True):
                 value = txn.get(int_key(block))
-                if value and Refs.unpack(value).count == count:
+                if value and Refs.unpack(value).number == count:
                     mine.add(block)
         return recipe.bytes_in(mine)
 
 
 def _ratio(one: int, other: int) -> float:
     return round(one / other, 4) if other else 1.0
-
-

@@ -172,7 +172,9 @@ class Recipe:
         out: list[Records] = []
         if begin < start or int(self._ends[last]) > stop:
             edge = next(self.extents(start, start + 1))
-            out.append(records(edge.words(start - edge.start, min(stop, edge.start + edge.length) - edge.start)))
+            out.append(
+                records(edge.words(start - edge.start, min(stop, edge.start + edge.length) - edge.start))
+            )
             first += 1 + len(edge.parts)
             if last < first:
                 return out[0]

@@ -9,9 +9,11 @@ import struct
 import sys
 from typing import NamedTuple
 
+from cachefs.states.pieces import Buffer
+
 _BE2 = struct.Struct(">QQ")
 _BE1 = struct.Struct(">Q")
-_BLOCK = struct.Struct("<16sHBBIIIIQQQ")
+_BLOCK = struct.Struct("<16sHBBIIIIHQQQ")
 _REFS = struct.Struct("<IQ")
 _INODE = struct.Struct("<IIIIQqqqqQQQQ")
 _DIRENT = struct.Struct("<QQI")
@@ -29,7 +31,7 @@ def int_key(number: int) -> bytes:
     return number.to_bytes(8, sys.byteorder)
 
 
-def int_of(key: bytes) -> int:
+def int_of(key: Buffer) -> int:
     return int.from_bytes(key, sys.byteorder)
 
 
@@ -41,7 +43,7 @@ def be_pair(first: int, second: int) -> bytes:
     return _BE2.pack(first, second)
 
 
-def of_be(key: bytes) -> int:
+def of_be(key: Buffer) -> int:
     return int.from_bytes(key, "big")
 
 
@@ -50,7 +52,8 @@ class BlockRow(NamedTuple):
 
     ``raw`` and ``stored`` are bytes before and after the codec; ``width`` is bytes
     a row (ROWS) or an element (TILE), 0 for a CHUNK; ``rows`` a tile's embedding
-    rows; ``head`` and ``tail`` are the row keys it is found by (0: none).
+    rows; ``parts`` how many values its payload was split into (0: it is one value);
+    ``head`` and ``tail`` are the row keys it is found by (0: none).
     """
 
     digest: bytes
@@ -61,6 +64,7 @@ class BlockRow(NamedTuple):
     stored: int
     width: int
     rows: int
+    parts: int
     head: int
     tail: int
     hint: int
@@ -69,21 +73,21 @@ class BlockRow(NamedTuple):
         return _BLOCK.pack(*self)
 
     @classmethod
-    def unpack(cls, data: bytes) -> "BlockRow":
+    def unpack(cls, data: Buffer) -> "BlockRow":
         return cls._make(_BLOCK.unpack(data))
 
 
 class Refs(NamedTuple):
-    """``count`` recipe records name the block; at 0 ``turn`` is its place among the victims."""
+    """``number`` recipe records name the block; at 0 ``turn`` is its place among the victims."""
 
-    count: int
+    number: int
     turn: int
 
     def pack(self) -> bytes:
         return _REFS.pack(*self)
 
     @classmethod
-    def unpack(cls, data: bytes) -> "Refs":
+    def unpack(cls, data: Buffer) -> "Refs":
         return cls._make(_REFS.unpack(data))
 
 
@@ -97,7 +101,7 @@ class Dirent(NamedTuple):
         return _DIRENT.pack(*self)
 
     @classmethod
-    def unpack(cls, data: bytes) -> "Dirent":
+    def unpack(cls, data: Buffer) -> "Dirent":
         return cls._make(_DIRENT.unpack(data))
 
 
@@ -112,7 +116,7 @@ class VolumeRow(NamedTuple):
         return _VOLUME.pack(*self)
 
     @classmethod
-    def unpack(cls, data: bytes) -> "VolumeRow":
+    def unpack(cls, data: Buffer) -> "VolumeRow":
         return cls._make(_VOLUME.unpack(data))
 
 
@@ -141,5 +145,5 @@ class Inode(NamedTuple):
         return _INODE.pack(*self)
 
     @classmethod
-    def unpack(cls, data: bytes) -> "Inode":
+    def unpack(cls, data: Buffer) -> "Inode":
         return cls._make(_INODE.unpack(data))

@@ -10,13 +10,14 @@ from pathlib import Path
 
 import lmdb
 
+from cachefs.states.pieces import Buffer
 from cachefs.store.errors import StoreFull
-from cachefs.store.layout import HEADROOM, PAGE, Budget
+from cachefs.store.layout import HEADROOM, MIN_VOLUME, PAGE, PART_BYTES, Budget
 from cachefs.store.records import BlockRow, VolumeRow, int_key
 from cachefs.store.volumes import Volume
 from cachefs.store.writer import Writer
 
-_BATCH = 256
+_BATCH = 64
 
 
 def fit_maps(root: Path, budget: Budget, rows: dict[int, VolumeRow]) -> dict[int, VolumeRow]:
@@ -43,62 +44,71 @@ def excess(writer: Writer) -> int:
     return sum(v.map_bytes for v in writer.volumes.by_number.values()) - writer.budget.data
 
 
-def live_bytes_allowed(writer: Writer) -> int:
-    """Footprint that fits once enough volumes are dropped, the fullest kept."""
-    left, allowed = writer.budget.data, 0
+def _kept(writer: Writer) -> tuple[list[Volume], int]:
+    """The fullest volumes that fit the budget, and the map size of a new one beside them (0: none)."""
+    left, kept = writer.budget.data, []
     for volume in sorted(writer.volumes.by_number.values(), key=lambda v: v.used, reverse=True):
         if volume.map_bytes <= left:
             left -= volume.map_bytes
-            allowed += volume.capacity
-    return int(allowed * (1 - HEADROOM))
+            kept.append(volume)
+    return kept, left // PAGE * PAGE if left >= MIN_VOLUME else 0
+
+
+def live_bytes_allowed(writer: Writer) -> int:
+    """Footprint in bytes that fits once the volumes that are too many have been dropped."""
+    kept, fresh = _kept(writer)
+    return int((sum(v.capacity for v in kept) + fresh * (1 - HEADROOM)) * (1 - HEADROOM))
 
 
 def drop_volumes(writer: Writer) -> None:
-    """Empty and drop the least used volumes until the rest is within budget.
+    """Empty the volumes that are too many into the others and a new one, and drop them.
 
     Enough must have been deleted before (`live_bytes_allowed`). Raises StoreFull
-    when the blocks of a volume find no place in the others.
+    when blocks find no place.
     """
-    volumes = writer.volumes
-    while excess(writer) > 0 and volumes.by_number:
-        victim = min(volumes.by_number.values(), key=lambda v: v.used)
-        _empty(writer, victim)
+    kept, fresh = _kept(writer)
+    gone = [v for v in writer.volumes.by_number.values() if v not in kept]
+    targets = [*kept, writer.volumes.make(fresh)] if fresh else kept
+    for source in gone:
+        _empty(writer, source, targets)
         with writer.index.env.begin(write=True) as txn:
-            txn.delete(int_key(victim.number), db=writer.index.dbs["volumes"])
-        volumes.drop(victim.number)
+            txn.delete(int_key(source.number), db=writer.index.dbs["volumes"])
+            for volume in targets:
+                txn.put(int_key(volume.number), volume.row.pack(), db=writer.index.dbs["volumes"])
+        writer.volumes.drop(source.number)
 
 
-def _empty(writer: Writer, source: Volume) -> None:
+def _empty(writer: Writer, source: Volume, targets: list[Volume]) -> None:
     ids = source.ids()
     blocks = writer.index.dbs["blocks"]
     for start in range(0, len(ids), _BATCH):
-        batch: list[tuple[int, bytes, BlockRow]] = []
+        batch: list[tuple[int, Buffer, BlockRow]] = []
         with source.env.begin(db=source.db) as payloads, writer.index.env.begin() as txn:
             for block in ids[start : start + _BATCH]:
                 value = txn.get(int_key(block), db=blocks)
                 row = BlockRow.unpack(value) if value else None
                 if row is not None and row.volume == source.number:
-                    batch.append((block, payloads.get(int_key(block)), row))
-        moved = _put(writer, batch, source)
+                    payload = source.get(payloads, block, row.parts)
+                    if payload is not None:
+                        batch.append((block, payload, row))
+        moved = _put(batch, targets)
         with writer.index.env.begin(write=True) as txn:
             for block, row in moved:
                 txn.put(int_key(block), row.pack(), db=blocks)
 
 
-def _put(writer: Writer, batch: list[tuple[int, bytes, BlockRow]], source: Volume) -> list[tuple[int, BlockRow]]:
+def _put(batch: list[tuple[int, Buffer, BlockRow]], targets: list[Volume]) -> list[tuple[int, BlockRow]]:
     moved: list[tuple[int, BlockRow]] = []
-    targets = sorted(
-        (v for v in writer.volumes.by_number.values() if v is not source), key=lambda v: v.free, reverse=True
-    )
-    for target in targets:
-        while batch:
-            part = batch[: max(1, len(batch) // 4)]
+    for part_bytes in (0, *PART_BYTES):
+        for target in sorted(targets, key=lambda v: v.free, reverse=True):
+            if not batch:
+                return moved
             try:
-                target.put((block, payload) for block, payload, _ in part)
+                parts = target.put(((block, payload) for block, payload, _ in batch), part_bytes)
             except lmdb.MapFullError:
-                break
-            moved += [(block, row._replace(volume=target.number)) for block, _, row in part]
-            batch = batch[len(part) :]
+                continue
+            moved += [(b, row._replace(volume=target.number, parts=parts[b])) for b, _, row in batch]
+            batch = []
     if batch:
         raise StoreFull("no room in the remaining volumes")
     return moved
@@ -120,5 +130,3 @@ def compact_index(path: Path, map_bytes: int) -> None:
     copy.rename(data)
     (path / "lock.mdb").unlink(missing_ok=True)
     fresh.rmdir()
-
-

@@ -54,7 +54,7 @@ class Store:
         self.blocks = Blocks(index, volumes)
         self.writer = Writer(index, volumes, self.blocks, budget)
         self.tree = Tree(index)
-        self.busy: Callable[[int], bool] = lambda ino: False
+        self.busy: Callable[[int], bool] = _never
         self.evictor = Evictor(self.tree, lambda ino: self.busy(ino))
         self._behind = threading.Lock()
         self._writing = ThreadPoolExecutor(1, thread_name_prefix="write-behind")
@@ -94,12 +94,11 @@ class Store:
         bound = max_bytes or remembered or default_max_bytes(path)
         budget = Budget.of(bound)
         (path / "index").mkdir(mode=0o700, exist_ok=True)
+        shrink.compact_index(path / "index", budget.index)
         (path / "volumes").mkdir(mode=0o700, exist_ok=True)
         index = Index(path / "index", budget.index)
         with index.snapshot() as txn:
-            rows = {
-                int_of(key): VolumeRow.unpack(value) for key, value in txn.cursor(index.dbs["volumes"])
-            }
+            rows = {int_of(key): VolumeRow.unpack(value) for key, value in txn.cursor(index.dbs["volumes"])}
         volumes = Volumes(path / "volumes", budget, shrink.fit_maps(path / "volumes", budget, rows))
         store = cls(path, lock, budget, index, volumes)
         store._start()
@@ -118,11 +117,10 @@ class Store:
 
     def _shrink(self) -> None:
         log.info("more is stored than the maximum of %s allows: evicting", format_size(self.max_bytes))
-        used = lambda: sum(v.used for v in self.volumes.by_number.values())  # noqa: E731
         allowed = shrink.live_bytes_allowed(self.writer)
-        while used() > allowed:
-            if not self.writer.purge(used() - allowed):
-                evicted = self.evict(used() - allowed)
+        while self.volumes.used > allowed:
+            if not self.writer.purge(self.volumes.used - allowed):
+                evicted = self.evict(self.volumes.used - allowed)
                 if not evicted:
                     break
                 self.shrunk += sum(m.inode.size for unit in evicted for m in unit)
@@ -182,10 +180,15 @@ class Store:
     # -- room
 
     def room(self) -> int:
-        """Bytes that can be written at once, without evicting a file."""
+        """Bytes that can be written at once, without evicting a file.
+
+        A margin is left out, so that commits of evictions always have room.
+        """
         counters = self.writer.counters
         purgeable = counters["victim_bytes"] - self.blocks.revived_bytes
-        return self.volumes.free + max(0, purgeable) - self.blocks.pool.footprint - self._queued_footprint()
+        margin = min(2 * self.budget.batch, self.volumes.capacity // 16)
+        pending = self.blocks.pool.footprint + self._queued_footprint()
+        return self.volumes.free + max(0, purgeable) - pending - margin
 
     def _queued_footprint(self) -> int:
         # Row groups of 128 to 256 KiB waste at most half a page each; small ones more.
@@ -273,6 +276,10 @@ class Store:
         if self.index.frozen is not None:
             total.update(self.index.frozen.counters)
         return total
+
+
+def _never(ino: int) -> bool:
+    return False
 
 
 def _remembered(path: Path) -> int | None:

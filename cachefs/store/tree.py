@@ -26,7 +26,6 @@ RECORDS_A_PAGE = 680
 """24-byte records a recipe page: with LMDB's header it fills four disk pages to the byte."""
 
 _END = b"\xff" * 9
-_TOUCH_STEP = 1_000_000_000
 
 
 def private(mode: int) -> int:
@@ -55,7 +54,9 @@ class Tree:
                     self.pinned.add(of_be(key[:8]))
         if index.get("inodes", be(ROOT)) is None:
             now = time.time_ns()
-            root = Inode(stat.S_IFDIR | 0o700, os.getuid(), os.getgid(), 2, 0, now, now, now, now, now, 0, ROOT, 0)
+            root = Inode(
+                stat.S_IFDIR | 0o700, os.getuid(), os.getgid(), 2, 0, now, now, now, now, now, 0, ROOT, 0
+            )
             self.put(ROOT, root)
 
     # -- inodes
@@ -75,11 +76,8 @@ class Tree:
         return inode
 
     def touch(self, ino: int) -> None:
-        """Note a use now; it orders eviction. Noted at most once a second."""
-        inode = self.get(ino)
-        now = time.time_ns()
-        if now - inode.last_use >= _TOUCH_STEP:
-            self._use(ino, inode, now)
+        """Note a use now; it orders eviction."""
+        self.set_use(ino, time.time_ns())
 
     def set_use(self, ino: int, when: int) -> None:
         """Note a use at ``when`` (ns), as utimensat does. The latest use counts."""

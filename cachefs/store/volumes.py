@@ -12,9 +12,14 @@ from pathlib import Path
 
 import lmdb
 
+from cachefs.states.pieces import Buffer
 from cachefs.store.errors import StoreFull
-from cachefs.store.layout import HEADROOM, Budget, footprint
-from cachefs.store.records import VolumeRow, int_key, int_of
+from cachefs.store.layout import HEADROOM, MIN_VOLUME, Budget, footprint
+from cachefs.store.records import BlockRow, VolumeRow, be, int_key, int_of
+
+
+def _part_key(block: int, part: int) -> bytes:
+    return be(block) + part.to_bytes(4, "big")
 
 
 class Volume:
@@ -29,9 +34,10 @@ class Volume:
         self.capacity = int(row.map_bytes * (1 - HEADROOM))
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.env = lmdb.open(
-            str(path), map_size=row.map_bytes, max_dbs=1, max_readers=512, mode=0o600, meminit=False
+            str(path), map_size=row.map_bytes, max_dbs=2, max_readers=512, mode=0o600, meminit=False
         )
         self.db = self.env.open_db(b"payloads", integerkey=True)
+        self.parts = self.env.open_db(b"parts")
 
     @property
     def free(self) -> int:
@@ -44,36 +50,53 @@ class Volume:
     def disk_bytes(self) -> int:
         return (self.path / "data.mdb").stat().st_size
 
-    def put(self, payloads: Iterable[tuple[int, bytes]]) -> int:
-        """Write payloads in one durable transaction; the footprint they took, in bytes.
+    def put(self, payloads: Iterable[tuple[int, Buffer]], part_bytes: int = 0) -> dict[int, int]:
+        """Write payloads in one durable transaction; block id → parts (0 for a whole payload).
 
-        Raises lmdb.MapFullError when no run of free pages is long enough; then
-        nothing was written.
+        ``part_bytes``: split payloads longer than this. Raises lmdb.MapFullError when
+        no run of free pages is long enough; then nothing was written.
         """
-        taken = count = 0
+        taken = 0
+        parts: dict[int, int] = {}
         with self.env.begin(db=self.db, write=True) as txn:
             cursor = txn.cursor()
             last = int_of(cursor.key()) if cursor.last() else -1
             for block, payload in payloads:
-                txn.put(int_key(block), payload, append=block > last)
+                count = -(-len(payload) // part_bytes) if part_bytes and len(payload) > part_bytes else 0
+                view = memoryview(payload)
+                for i in range(count):
+                    txn.put(_part_key(block, i), view[i * part_bytes : (i + 1) * part_bytes], db=self.parts)
+                txn.put(int_key(block), b"" if count else payload, append=block > last)
                 last = max(last, block)
                 taken += footprint(len(payload))
-                count += 1
+                parts[block] = count
         self.used += taken
-        self.blocks += count
-        return taken
+        self.blocks += len(parts)
+        return parts
 
-    def delete(self, blocks: Iterable[tuple[int, int]]) -> None:
-        """Delete (id, stored bytes) in one transaction; ids that are not there are passed over.
+    def get(self, txn: lmdb.Transaction, block: int, parts: int) -> Buffer | None:
+        """A payload as it lies in ``txn``, a read transaction of this volume."""
+        found: Buffer | None = txn.get(int_key(block))
+        if found is None or not parts:
+            return found
+        pieces = [txn.get(_part_key(block, i), db=self.parts) for i in range(parts)]
+        whole = [piece for piece in pieces if piece is not None]
+        return b"".join(whole) if len(whole) == parts else None
+
+    def delete(self, blocks: Iterable[tuple[int, BlockRow | None]]) -> None:
+        """Delete payloads by id in one transaction; those that are not there are passed over.
 
         LMDB hands pages out again from the second transaction after the one that
         freed them, hence the empty one at the end.
         """
         with self.env.begin(db=self.db, write=True) as txn:
-            for block, stored in blocks:
+            for block, row in blocks:
                 txn.delete(int_key(block))
-                self.used = max(0, self.used - footprint(stored))
-                self.blocks = max(0, self.blocks - 1)
+                for i in range(row.parts if row else 0):
+                    txn.delete(_part_key(block, i), db=self.parts)
+                if row is not None:
+                    self.used = max(0, self.used - footprint(row.stored))
+                    self.blocks = max(0, self.blocks - 1)
         with self.env.begin(db=self.db, write=True) as txn:
             txn.put(int_key(0), b"")
 
@@ -105,7 +128,7 @@ class Volumes:
         """Map sizes of the volumes that may still be made."""
         left = self.budget.data - self._mapped()
         sizes = []
-        while left >= min(self.budget.volume, 8 << 20):
+        while left >= min(self.budget.volume, MIN_VOLUME):
             sizes.append(min(left, self.budget.volume))
             left -= sizes[-1]
         return sizes
@@ -114,6 +137,11 @@ class Volumes:
     def free(self) -> int:
         """Bytes that can be written now without deleting anything."""
         return sum(v.free for v in self.by_number.values()) + self._unborn_capacity()
+
+    @property
+    def used(self) -> int:
+        """Footprints of all payloads, in bytes."""
+        return sum(v.used for v in self.by_number.values())
 
     @property
     def capacity(self) -> int:
@@ -134,18 +162,24 @@ class Volumes:
         Raises StoreFull when there is no room at all.
         """
         best = max(
-            (v for v in self.by_number.values() if v.number not in without), key=lambda v: v.free, default=None
+            (v for v in self.by_number.values() if v.number not in without),
+            key=lambda v: v.free,
+            default=None,
         )
         if best is None or best.free < wish:
             unborn = self._unborn()
             if unborn:
-                number = max(self.by_number, default=0) + 1
-                volume = Volume(number, self._path(number), VolumeRow(unborn[0], 0, 0))
-                self.by_number[number] = volume
-                return volume
+                return self.make(unborn[0])
         if best is None or best.free <= 0:
-            raise StoreFull
+            raise StoreFull("the volumes are full")
         return best
+
+    def make(self, map_bytes: int) -> Volume:
+        """A new, empty volume."""
+        number = max(self.by_number, default=0) + 1
+        volume = Volume(number, self._path(number), VolumeRow(map_bytes, 0, 0))
+        self.by_number[number] = volume
+        return volume
 
     def drop(self, number: int) -> None:
         """Remove an empty volume and give its space back to the disk."""

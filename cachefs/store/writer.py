@@ -14,6 +14,7 @@ a lookup that meets one takes it for absent.
 
 import json
 import threading
+import time
 from collections import Counter
 
 import lmdb
@@ -21,7 +22,7 @@ import lmdb
 from cachefs.store.blocks import Blocks, Fresh
 from cachefs.store.errors import StoreFull
 from cachefs.store.index import Index, Layer
-from cachefs.store.layout import Budget, footprint
+from cachefs.store.layout import PART_BYTES, Budget, footprint
 from cachefs.store.records import BlockRow, Refs, be, int_key, int_of, of_be
 from cachefs.store.volumes import Volume, Volumes
 
@@ -30,6 +31,8 @@ COUNTERS = (
     "victim_bytes", "evicted_entries", "evicted_bytes", "torn_saves", "written_bytes",
     "new_block_bytes", "read_bytes",
 )  # fmt: skip
+
+_ATTEMPTS = 5
 
 
 class Writer:
@@ -70,7 +73,7 @@ class Writer:
             if not fresh and layer is None:
                 return
             try:
-                placed = self._payloads(fresh)
+                placed = self._payloads_or_none(fresh, layer)
                 counters = Counter(self.counters)
                 with self.index.env.begin(write=True) as txn:
                     released = self._name(txn, placed, layer, counters)
@@ -80,15 +83,30 @@ class Writer:
                     self._meta(txn, counters)
             except lmdb.Error as error:
                 raise StoreFull(str(error)) from error
-            self.counters = counters
-            with self.blocks.lock:
-                for block in fresh:
-                    self.blocks.pool.remove(block)
+            # Revived before they count as victims: nobody must see them as room for a moment.
             for block, row in placed:
                 if block in released:
                     self.blocks.revive(block, row.stored)
+            self.counters = counters
+            written = dict(placed)
+            with self.blocks.lock:
+                for each in fresh:
+                    if each.id in written:
+                        self.blocks.pool.remove(each)
             if layer is not None:
                 self.blocks.referenced(layer.refs)
+
+    def _payloads_or_none(self, fresh: list[Fresh], layer: Layer | None) -> list[tuple[int, BlockRow]]:
+        """Put the payloads; where there is no room, let a layer that needs none of them pass.
+
+        It may be the eviction that makes the room.
+        """
+        try:
+            return self._payloads(fresh)
+        except StoreFull:
+            if layer is None or any(block.id in layer.refs for block in fresh):
+                raise
+            return []
 
     def _payloads(self, fresh: list[Fresh]) -> list[tuple[int, BlockRow]]:
         """Put payloads into volumes, an entry's blocks side by side where there is room."""
@@ -110,23 +128,33 @@ class Writer:
             try:
                 if not run:
                     raise lmdb.MapFullError("no room for one block")
-                volume.put((block.id, block.payload) for block in run)
+                parts = volume.put((block.id, block.payload) for block in run)
             except lmdb.MapFullError:
                 # Enough free pages, but no run of them long enough. Another volume may have one.
                 refused.add(volume.number)
-                self._make_runs(volume, need, refused)
-                continue
-            placed += [(b.id, b.row._replace(volume=volume.number)) for b in run]
+                if self.volumes.has_room(without=refused):
+                    continue
+                volume, parts = self._put_in_parts(run or todo[:1])
+                run = run or todo[:1]
+                refused.clear()
+            placed += [(b.id, b.row._replace(volume=volume.number, parts=parts[b.id])) for b in run]
             todo = todo[len(run) :]
         return placed
 
-    def _make_runs(self, volume: Volume, need: int, refused: set[int]) -> None:
-        """After a volume was found too fragmented: allow others, else delete more victims."""
-        if len(refused) <= len(self.volumes.by_number) and self.volumes.has_room(without=refused):
-            return
-        if not self._purge(max(4 * need, volume.map_bytes // 16)):
-            raise StoreFull("no run of free pages is long enough")
-        refused.clear()
+    def _put_in_parts(self, run: list[Fresh]) -> tuple[Volume, dict[int, int]]:
+        """Payloads split until they fit between what is stored."""
+        for attempt in range(_ATTEMPTS):
+            for part_bytes in PART_BYTES:
+                for volume in sorted(self.volumes.by_number.values(), key=lambda v: v.free, reverse=True):
+                    try:
+                        return volume, volume.put(((block.id, block.payload) for block in run), part_bytes)
+                    except lmdb.MapFullError:
+                        continue
+            # Pages freed last stay out of reach while a reader's snapshot is older. Readers are brief.
+            time.sleep(0.01 * attempt)
+            for volume in self.volumes.by_number.values():
+                volume.delete([])
+        raise StoreFull("the volumes are full")
 
     def _name(self, txn: lmdb.Transaction, placed: list[tuple[int, BlockRow]], layer: Layer | None,
               counters: Counter[str]) -> set[int]:  # fmt: skip
@@ -161,14 +189,14 @@ class Writer:
                 continue
             row = value if isinstance(value, BlockRow) else BlockRow.unpack(value)
             was = Refs.unpack(old)
-            count = max(0, was.count + delta)
-            if count and not was.count:
+            count = max(0, was.number + delta)
+            if count and not was.number:
                 txn.delete(be(was.turn), db=dbs["victims"])
                 counters["victim_bytes"] -= footprint(row.stored)
                 counters["compressed_bytes"] += footprint(row.stored)
                 counters["stored_bytes"] += row.raw
             txn.put(key, Refs(count, 0).pack(), db=dbs["refs"])
-            if was.count and not count:
+            if was.number and not count:
                 self._to_victim(txn, block, row, counters)
         return victims
 
@@ -241,10 +269,13 @@ class Writer:
 
     def _delete(self, chosen: list[tuple[int, int, BlockRow]]) -> None:
         dbs = self.index.dbs
+        total = sum(footprint(row.stored) for _, _, row in chosen)
+        # Until the counters say so too, the freed bytes must not count twice as room.
+        self._withhold(total)
         try:
-            by_volume: dict[int, list[tuple[int, int]]] = {}
+            by_volume: dict[int, list[tuple[int, BlockRow]]] = {}
             for _, block, row in chosen:
-                by_volume.setdefault(row.volume, []).append((block, row.stored))
+                by_volume.setdefault(row.volume, []).append((block, row))
             for number, items in by_volume.items():
                 self.volumes.by_number[number].delete(items)
             counters = Counter(self.counters)
@@ -266,8 +297,13 @@ class Writer:
                 self._meta(txn, counters)
             self.counters = counters
         finally:
+            self._withhold(-total)
             with self.blocks.lock:
                 self.blocks.dying.difference_update(block for _, block, _ in chosen)
+
+    def _withhold(self, size: int) -> None:
+        with self.blocks.lock:
+            self.blocks.revived_bytes += size
 
     # -- at start
 
@@ -276,7 +312,7 @@ class Writer:
         swept = 0
         with self.lock, self.index.env.begin() as txn:
             for volume in self.volumes.by_number.values():
-                stray: list[tuple[int, int]] = []
+                stray: list[tuple[int, None]] = []
                 with volume.env.begin(db=volume.db) as payloads:
                     cursor = payloads.cursor()
                     found = cursor.last()
@@ -284,11 +320,9 @@ class Writer:
                         value = txn.get(int_key(number), db=self.index.dbs["blocks"])
                         if value and BlockRow.unpack(value).volume == volume.number:
                             break
-                        stray.append((number, 0))
+                        stray.append((number, None))
                         found = cursor.prev()
                 if stray:
-                    used, blocks = volume.used, volume.blocks
                     volume.delete(stray)
-                    volume.used, volume.blocks = used, blocks
                     swept += len(stray)
         return swept
