@@ -10,6 +10,7 @@ from pathlib import Path
 
 import lmdb
 
+from cachefs.sizes import MIB
 from cachefs.states.pieces import Buffer
 from cachefs.store.errors import StoreFull
 from cachefs.store.layout import HEADROOM, MIN_VOLUME, PAGE, PART_BYTES, Budget
@@ -21,9 +22,15 @@ _BATCH = 64
 
 
 def fit_maps(root: Path, budget: Budget, rows: dict[int, VolumeRow]) -> dict[int, VolumeRow]:
-    """Map sizes within ``budget.data`` where the files allow it: each at least its file's size."""
+    """Map sizes within ``budget.data`` where the files allow it: each at least its file's size.
+
+    Where they do not, each is a little larger, since LMDB needs fresh pages even to
+    delete; `excess` is then positive and the volumes too many are to be dropped.
+    """
     sizes = {n: _file_bytes(root, n) for n in rows}
     slack = budget.data - sum(sizes.values())
+    if slack < 0:
+        return {n: row._replace(map_bytes=sizes[n] // PAGE * PAGE + MIB) for n, row in rows.items()}
     fitted = {}
     for number, row in rows.items():
         growth = max(0, min(row.map_bytes - sizes[number], slack))

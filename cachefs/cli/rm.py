@@ -1,0 +1,64 @@
+"""``cachefs rm``: remove files, mounted or not."""
+
+import os
+import sys
+from contextlib import closing
+
+import click
+
+from cachefs.cli.change import change, files
+from cachefs.cli.target import Target, find, settle
+from cachefs.errors import UsageError
+from cachefs.sizes import format_size
+
+HELP = """\
+Remove FILEs. Their space is given up lazily: what a later save repeats is
+found again until the space is needed.
+
+FILE is a path in a mount, or STORE/NAME while the store is not mounted. With
+--all, PATH is a mountpoint, a store or a directory in either (default: your
+only cachefs mount), and all files in it go, pinned ones too.
+
+\b
+Examples:
+  cachefs rm /mnt/kv/old.bin /mnt/kv/old.bin.meta
+  cachefs rm --all /mnt/kv
+  cachefs rm --all --yes /var/lib/cachefs
+"""
+
+
+@click.command("rm", help=HELP, short_help="Remove files.")
+@click.argument("paths", nargs=-1, metavar="FILE…")
+@click.option("--all", "everything", is_flag=True, help="Remove all files in PATH.")
+@click.option("--yes", "-y", is_flag=True, help="With --all: do not ask.")
+def command(paths: tuple[str, ...], everything: bool, yes: bool) -> int:
+    if everything:
+        if len(paths) > 1:
+            raise UsageError("rm --all takes one PATH")
+        targets = _all(paths[0] if paths else None, yes)
+    elif not paths:
+        raise UsageError("name the files to remove, or say --all")
+    else:
+        targets = files(paths)
+    return change(
+        targets, lambda target: os.unlink(target.mounted_path), lambda store, name: store.remove(name)
+    )
+
+
+def _all(path: str | None, yes: bool) -> list[Target]:
+    from cachefs.store.reader import Reader
+
+    target = find(path)
+    settle(target)
+    inside = target.name + "/" if target.name else ""
+    with closing(Reader(target.store)) as reader:
+        entries = [e for e in reader.entries() if e.name == target.name or e.name.startswith(inside)]
+    if not entries or yes:
+        return [Target(target.store, target.mount, entry.name) for entry in entries]
+    if not sys.stdin.isatty():
+        raise UsageError("rm --all asks before it removes; without a terminal add --yes")
+    pinned = sum(entry.pinned for entry in entries)
+    size = format_size(sum(entry.size for entry in entries))
+    also = f", {pinned} of them pinned" if pinned else ""
+    click.confirm(f"Remove {len(entries)} files ({size}{also}) from {target}?", abort=True, err=True)
+    return [Target(target.store, target.mount, entry.name) for entry in entries]
