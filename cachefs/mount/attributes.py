@@ -12,10 +12,8 @@ BLKSIZE = 64 << 10
 """st_blksize: stdio then writes 8 KiB at a time, its most, instead of 4."""
 
 
-def entry(
-    ino: int, inode: Inode, size: int | None = None, mtime: int | None = None
-) -> pyfuse3.EntryAttributes:
-    """Attributes of an inode; ``size`` and ``mtime`` override the record's."""
+def entry(ino: int, inode: Inode, size: int | None = None) -> pyfuse3.EntryAttributes:
+    """Attributes of an inode; ``size`` overrides the record's."""
     attributes = pyfuse3.EntryAttributes()
     size = inode.size if size is None else size
     attributes.st_ino = ino
@@ -31,7 +29,7 @@ def entry(
     attributes.st_blksize = BLKSIZE
     attributes.st_blocks = (size + 511) // 512
     attributes.st_atime_ns = inode.atime
-    attributes.st_mtime_ns = inode.mtime if mtime is None else mtime
+    attributes.st_mtime_ns = inode.mtime
     attributes.st_ctime_ns = inode.ctime
     attributes.st_birthtime_ns = inode.birth
     return attributes

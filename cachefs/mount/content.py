@@ -12,7 +12,6 @@ old version: `base`, when the new one turns out to be torn.
 import errno
 import json
 import logging
-import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +23,7 @@ from cachefs.mount.upkeep import Upkeep
 from cachefs.states.pieces import Buffer
 from cachefs.store import Damaged, Store, StoreFull, recipe
 from cachefs.store.recipe import MAX_SIZE, Recipe
+from cachefs.store.tree import clock
 
 log = logging.getLogger("cachefs.content")
 
@@ -65,6 +65,7 @@ class Content:
         self._dirty = False
         self.size = inode.size
         self.mtime = inode.mtime
+        self.ctime = inode.ctime
         self.handles = 0
         self.writers = 0
         self.closing: trio.Event | None = None
@@ -126,7 +127,7 @@ class Content:
 
     def _touch(self) -> None:
         self._dirty = True
-        self.mtime = time.time_ns()
+        self.mtime = self.ctime = clock()
 
     def _fail(self, error: int) -> None:
         self._failed = error
@@ -356,7 +357,7 @@ class Content:
     def _to_tree(self, current: Recipe) -> None:
         tree = self._store.tree
         tree.set_content(self._ino, current, self._row_bytes, self._about)
-        tree.change(self._ino, mtime=self.mtime, ctime=time.time_ns())
+        tree.change(self._ino, mtime=self.mtime, ctime=max(self.ctime, tree.get(self._ino).ctime))
         tree.touch(self._ino)
         self._store.index.active.holds.append(self._holds)
         self._holds = []

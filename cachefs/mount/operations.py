@@ -31,7 +31,7 @@ from cachefs.mount.upkeep import Upkeep
 from cachefs.store import Store, StoreFull
 from cachefs.store.evict import Member
 from cachefs.store.records import Inode
-from cachefs.store.tree import NAME_MAX, Tree, private
+from cachefs.store.tree import NAME_MAX, Tree, clock, private
 
 log = logging.getLogger("cachefs.operations")
 
@@ -129,7 +129,8 @@ class CacheFS(pyfuse3.Operations):
         inode = inode or self._tree.get(ino)
         if content is None:
             return entry(ino, inode)
-        return entry(ino, inode, content.size, content.mtime)
+        times = inode._replace(mtime=content.mtime, ctime=max(inode.ctime, content.ctime))
+        return entry(ino, times, content.size)
 
     def _entered(self, ino: int, inode: Inode | None = None) -> pyfuse3.EntryAttributes:
         self._lookups[ino] += 1
@@ -174,7 +175,7 @@ class CacheFS(pyfuse3.Operations):
         if fields.update_size:
             await self._truncate(inode, attr.st_size)
             old = self._tree.get(inode)
-        changes: dict[str, int] = {"ctime": time.time_ns()}
+        changes: dict[str, int] = {"ctime": clock()}
         if fields.update_mode:
             changes["mode"] = stat.S_IFMT(old.mode) | private(attr.st_mode & 0o7777)
         if fields.update_uid:
