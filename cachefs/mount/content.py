@@ -82,14 +82,27 @@ class Content:
 
     # -- writing
 
+    def append_now(self, offset: int, data: bytes) -> bool:
+        """Take ``data`` in if that needs no waiting: the next bytes of a save in full flow."""
+        stream = self._stream
+        if (
+            stream is None
+            or offset != stream.end
+            or stream.failed
+            or self._failed
+            or not stream.has_credit(len(data))
+            or self._lock.locked()
+        ):
+            return False
+        stream.put(data)
+        self.size = stream.end
+        self._touch()
+        return True
+
     async def write(self, offset: int, data: bytes) -> int:
         """Take ``data`` in; OSError(ENOSPC) when it cannot be stored."""
-        stream = self._stream
-        if stream is None or offset != stream.end or self._lock.locked():
-            async with self._lock:
-                return await self._write_locked(offset, data)
-        await self._append(stream, data)
-        return len(data)
+        async with self._lock:
+            return await self._write_locked(offset, data)
 
     async def _write_locked(self, offset: int, data: bytes) -> int:
         if offset + len(data) > MAX_SIZE:
@@ -111,14 +124,15 @@ class Content:
         return len(data)
 
     async def _append(self, stream: Stream, data: bytes) -> None:
-        self._check_failed()
-        if not self._store.reserve(len(data)):
+        if not stream.has_credit(len(data)) and not stream.reserve(len(data)):
             await self._upkeep.make_room(len(data))
-        elif self._upkeep.is_low():
+            stream.reserved(len(data))
+        if self._upkeep.is_low():
             self._upkeep.wake()
         self._touch()
-        await stream.put(data)
+        stream.put(data)
         self.size = stream.end
+        await stream.wait_for_space()
         missing = stream.missing()
         if stream.failed or (missing and missing > self._upkeep.attainable()):
             # Better now than when everything else has been evicted for its sake.
@@ -150,7 +164,8 @@ class Content:
         self._stream = Stream(self._store, self._nursery, start)
         if again:
             await self._upkeep.make_room(len(again))
-            await self._stream.put(bytes(again))
+            self._stream.reserved(len(again))
+            self._stream.put(bytes(again))
 
     async def _settle(self) -> None:
         """End the stream; the recipe then covers the whole file but for the overlay."""
@@ -369,11 +384,12 @@ class Content:
         source = self._recipe
         for start in range(0, source.size, 4 << 20):
             data = bytes(await self._fetch(source, start, 4 << 20))
-            if not self._store.reserve(len(data)):
+            if not stream.has_credit(len(data)) and not stream.reserve(len(data)):
                 await stream.abandon()
                 self._holds += stream.take_holds()
                 return
-            await stream.put(data)
+            stream.put(data)
+            await stream.wait_for_space()
         await stream.finish()
         self._holds += stream.take_holds()
         if not stream.failed:

@@ -137,7 +137,12 @@ class CacheFS(pyfuse3.Operations):
         return self._attributes(ino, inode)
 
     def _forget_orphan(self, ino: int) -> None:
-        if ino not in self._contents and not self._lookups[ino]:
+        """Drop an unlinked file's content once nobody has it open, the inode once the kernel forgot it."""
+        if ino in self._contents:
+            return
+        if self._lookups[ino]:
+            self._tree.empty_orphan(ino)
+        else:
             self._tree.release_orphan(ino)
 
     @_guarded
@@ -345,8 +350,12 @@ class CacheFS(pyfuse3.Operations):
 
     @_guarded
     async def write(self, fh: int, off: int, buf: bytes) -> int:
-        self._store.index.active.counters["written_bytes"] += len(buf)
-        return await self._handles[fh].content.write(off, buf)
+        content = self._handles[fh].content
+        size = len(buf)
+        if not content.append_now(off, buf):
+            size = await content.write(off, buf)
+        self._store.index.active.counters["written_bytes"] += size
+        return size
 
     @_guarded
     async def flush(self, fh: int) -> None:

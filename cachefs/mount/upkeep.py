@@ -4,6 +4,7 @@ Runs in the event loop; the disk is waited for in threads. One commit at a time;
 whoever needs one waits for the next to end.
 """
 
+import errno
 import logging
 from collections.abc import Callable
 
@@ -91,8 +92,12 @@ class Upkeep:
             async with self._making:
                 if store.reserve(size):
                     return
-                if not await self._evict(size + size // 8 + store.low_water - store.room()):
-                    raise OSError(28, "no space left")
+                evicted = await self._evict(size + size // 8 + store.low_water - store.room())
+                # Even with nothing to evict the commit may have freed what was just unlinked.
+                if not evicted and not store.reserve(size):
+                    raise OSError(errno.ENOSPC, "no space left")
+                if not evicted:
+                    return
 
     async def _evict(self, wanted: int) -> bool:
         """Evict units of about ``wanted`` bytes and commit; False if none could go or the disk refused."""
@@ -118,6 +123,9 @@ class Upkeep:
 
     async def _evict_while_low(self) -> None:
         store = self._store
+        if await trio.to_thread.run_sync(store.index_full):
+            # Victims take room in the index, too; files need only go if that is not enough.
+            await trio.to_thread.run_sync(store.writer.purge, store.low_water)
         while self.is_low() or await trio.to_thread.run_sync(store.index_full):
             async with self._making:
                 short = max(store.low_water - store.room(), store.low_water // 4)

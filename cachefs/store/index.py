@@ -69,6 +69,7 @@ class Index:
             mode=0o600,
             meminit=False,
         )
+        self.env.reader_check()  # a reader that was killed would keep pages from being used again
         self.dbs = {
             name: self.env.open_db(
                 name.encode(), integerkey=name in INTEGER_TABLES, create=map_bytes is not None

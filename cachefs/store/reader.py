@@ -72,7 +72,6 @@ class Reader:
             "disk_bytes": home.disk_bytes(self.path),
         }
         figures |= {name: counters.get(name, 0) for name in COUNTERS}
-        figures["corrupt_blocks"] = counters.get("corrupt_blocks", 0)
         figures["dedup_ratio"] = _ratio(figures["logical_bytes"], figures["stored_bytes"])
         figures["compression_ratio"] = _ratio(figures["stored_bytes"], figures["compressed_bytes"])
         return figures

@@ -4,7 +4,9 @@ import contextlib
 import errno
 import json
 import logging
+import os
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -34,6 +36,9 @@ INDEX_FULL = 0.70
 """Part of the index that may be used before units are evicted for its sake; LMDB needs
 free pages to delete, too."""
 
+_LOOK_EVERY = 0.2
+"""Seconds between looks at how full the disk is."""
+
 
 class Store:
     """A store opened for writing.
@@ -59,6 +64,8 @@ class Store:
         self._behind = threading.Lock()
         self._writing = ThreadPoolExecutor(1, thread_name_prefix="write-behind")
         self._batch: Future[None] | None = None
+        self._disk_free = 0
+        self._look_again = 0.0
         self.queued = 0
         """Bytes accepted from clients and not placed yet."""
 
@@ -188,7 +195,16 @@ class Store:
         purgeable = counters["victim_bytes"] - self.blocks.revived_bytes
         margin = min(2 * self.budget.batch, self.volumes.capacity // 16)
         pending = self.blocks.pool.footprint + self._queued_footprint()
-        return self.volumes.free + max(0, purgeable) - pending - margin
+        return min(self.volumes.free, self._disk_room()) + max(0, purgeable) - pending - margin
+
+    def _disk_room(self) -> int:
+        """Bytes that fit before the disk is full: free pages of the volumes, and the disk's own."""
+        now = time.monotonic()
+        if now >= self._look_again:
+            self._look_again = now + _LOOK_EVERY
+            disk = os.statvfs(self.path)
+            self._disk_free = disk.f_bavail * disk.f_frsize + self.volumes.slack()
+        return self._disk_free
 
     def _queued_footprint(self) -> int:
         # Row groups of 128 to 256 KiB waste at most half a page each; small ones more.

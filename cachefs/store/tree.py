@@ -260,6 +260,11 @@ class Tree:
 
     # -- orphans
 
+    def empty_orphan(self, ino: int) -> None:
+        """Let go of an unlinked file's blocks; its attributes stay."""
+        if self.index.get("orphans", be(ino)) is not None and stat.S_ISREG(self.get(ino).mode):
+            self._replace_recipe(ino, Recipe())
+
     def release_orphan(self, ino: int) -> None:
         """Forget an unlinked inode and its content."""
         if self.index.get("orphans", be(ino)) is None:

@@ -138,6 +138,10 @@ class Volumes:
         """Bytes that can be written now without deleting anything."""
         return sum(v.free for v in self.by_number.values()) + self._unborn_capacity()
 
+    def slack(self) -> int:
+        """Bytes that can be written without any file growing."""
+        return sum(max(0, int(v.disk_bytes() * (1 - HEADROOM)) - v.used) for v in self.by_number.values())
+
     @property
     def used(self) -> int:
         """Footprints of all payloads, in bytes."""

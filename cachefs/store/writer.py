@@ -28,7 +28,7 @@ from cachefs.store.volumes import Volume, Volumes
 
 COUNTERS = (
     "entries", "logical_bytes", "row_bytes", "blocks", "stored_bytes", "compressed_bytes",
-    "victim_bytes", "evicted_entries", "evicted_bytes", "torn_saves", "written_bytes",
+    "victim_bytes", "evicted_entries", "evicted_bytes", "corrupt_blocks", "torn_saves", "written_bytes",
     "new_block_bytes", "read_bytes",
 )  # fmt: skip
 
@@ -52,6 +52,7 @@ class Writer:
             self._turn = of_be(cursor.key()) + 1 if cursor.last() else 1
         if stored:
             self.counters.update(json.loads(stored))
+        self._damaged_before = self.counters["corrupt_blocks"]
 
     # -- writing
 
@@ -219,6 +220,7 @@ class Writer:
                     txn.put(key, value, db=db)
 
     def _meta(self, txn: lmdb.Transaction, counters: Counter[str]) -> None:
+        counters["corrupt_blocks"] = self._damaged_before + len(self.blocks.damaged)
         txn.put(b"counters", json.dumps(counters).encode(), db=self.index.dbs["meta"])
         for number, volume in self.volumes.by_number.items():
             txn.put(int_key(number), volume.row.pack(), db=self.index.dbs["volumes"])
