@@ -45,14 +45,17 @@ class Budget:
     data: int
     """For all volumes together."""
     batch: int
-    """Payload bytes gathered before they are written out."""
+    """Payload bytes written out in one transaction."""
+    pool: int
+    """Payload bytes that may wait in memory to be written out."""
 
     @classmethod
     def of(cls, max_bytes: int) -> "Budget":
         index = max(16 * MIB, max_bytes // 40) // MIB * MIB
         data = max_bytes - index - SPARE
         volume = min(MAX_VOLUME, max(data // 8, min(data, GIB))) // PAGE * PAGE
-        return cls(max_bytes, index, volume, data, min(16 * MIB, volume // 16))
+        batch = min(16 * MIB, volume // 16)
+        return cls(max_bytes, index, volume, data, batch, 6 * batch)
 
 
 def footprint(stored: int) -> int:

@@ -100,13 +100,15 @@ class Placer:
         """Hold a candidate and give its bytes; None if it is going, gone or damaged."""
         if block is None or not self._blocks.hold(block):
             return None
+        row = reader.row(block)
         try:
-            raw = reader.raw(block, verify=False)
+            raw = reader.raw(block, verify=False) if row is not None else None
         except Damaged:
+            raw = None
+        if row is None or raw is None:
             self._blocks.release([block])
             return None
-        row = reader.row(block)
-        if row is not None and row.volume and not reader.refs(block).number:
+        if row.volume and not reader.refs(block).number:
             self._blocks.revive(block, row.stored)
         self._holds.append(block)
         return raw

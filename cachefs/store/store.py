@@ -169,20 +169,24 @@ class Store:
             self.blocks.release(holds)
 
     def write_behind(self) -> None:
-        """Write out the pool when a batch has gathered; raises StoreFull. Called by placing threads.
+        """Have a batch written out when one has gathered; raises StoreFull. Called by placing threads.
 
-        The first full batch is written by a thread of its own while placing goes on;
-        a second one waits for it.
+        A thread of its own writes while placing goes on. Placing waits for it only when
+        the pool is full: a save of that size goes at the speed of memory.
         """
-        batch = self.budget.batch
-        if self.blocks.pool.footprint < batch:
+        pool, batch = self.blocks.pool, self.budget.batch
+        while pool.footprint >= batch:
+            with self._behind:
+                if self._batch is None:
+                    self._batch = self._writing.submit(self.writer.write_out)
+                pending = self._batch
+                if pending.done() or pool.footprint >= self.budget.pool:
+                    try:
+                        pending.result()
+                    finally:
+                        self._batch = None
+                    continue
             return
-        with self._behind:
-            if self._batch is not None and (self._batch.done() or self.blocks.pool.footprint >= 2 * batch):
-                pending, self._batch = self._batch, None
-                pending.result()
-            if self._batch is None and self.blocks.pool.footprint >= batch:
-                self._batch = self._writing.submit(self.writer.write_out)
 
     # -- room
 
@@ -193,7 +197,7 @@ class Store:
         """
         counters = self.writer.counters
         purgeable = counters["victim_bytes"] - self.blocks.revived_bytes
-        margin = min(2 * self.budget.batch, self.volumes.capacity // 16)
+        margin = min(self.budget.batch, self.volumes.capacity // 16)
         pending = self.blocks.pool.footprint + self._queued_footprint()
         return min(self.volumes.free, self._disk_room()) + max(0, purgeable) - pending - margin
 

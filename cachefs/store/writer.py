@@ -57,7 +57,7 @@ class Writer:
     # -- writing
 
     def write_out(self) -> None:
-        """Write the pool's blocks, which stay victims until a recipe names them.
+        """Write a batch of the pool's oldest blocks, which stay victims until a recipe names them.
 
         Raises StoreFull when they do not fit even after every victim has gone.
         """
@@ -69,8 +69,7 @@ class Writer:
 
     def _write(self, layer: Layer | None) -> None:
         with self.lock:
-            with self.blocks.lock:
-                fresh = list(self.blocks.pool.by_id.values())
+            fresh = self._take(layer)
             if not fresh and layer is None:
                 return
             try:
@@ -97,6 +96,21 @@ class Writer:
             if layer is not None:
                 self.blocks.referenced(layer.refs)
 
+    def _take(self, layer: Layer | None) -> list[Fresh]:
+        """The blocks to write: all for a commit, else a batch. What nobody wants any more is dropped."""
+        fresh: list[Fresh] = []
+        size = 0
+        with self.blocks.lock:
+            for block in list(self.blocks.pool.by_id.values()):
+                if not self.blocks.held[block.id] and (layer is None or layer.refs[block.id] <= 0):
+                    self.blocks.pool.remove(block)
+                    continue
+                fresh.append(block)
+                size += footprint(block.row.stored)
+                if layer is None and size >= self.budget.batch:
+                    break
+        return fresh
+
     def _payloads_or_none(self, fresh: list[Fresh], layer: Layer | None) -> list[tuple[int, BlockRow]]:
         """Put the payloads; where there is no room, let a layer that needs none of them pass.
 
@@ -120,7 +134,7 @@ class Writer:
                 self._purge(need - self.volumes.free)
             volume = self.volumes.pick(min(need, self.budget.batch), without=refused)
             run: list[Fresh] = []
-            room = volume.free
+            room = min(volume.free, max(self.budget.batch, footprint(todo[0].row.stored)))
             for block in todo:
                 room -= footprint(block.row.stored)
                 if room < 0:
