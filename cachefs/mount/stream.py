@@ -38,7 +38,8 @@ class Stream:
         self._placer: Placer = store.placer()
         self._queue: deque[bytes] = deque()
         self._queued = 0
-        self._reserved = 0
+        self._credit = 0  # bytes reserved and not taken yet
+        self._placed = 0  # bytes placed whose reservation was given back
         self._working = False
         self._moved = trio.Event()
         self.start = start
@@ -72,29 +73,27 @@ class Stream:
 
     # -- taking bytes in
 
-    def _unplaced(self) -> int:
-        return self.end - self.start - self._placer.placed_bytes
-
     def has_credit(self, size: int) -> bool:
         """Whether ``size`` bytes can be taken at once: room is reserved and the queue has space."""
-        return self._reserved - self._unplaced() >= size and self._queued <= QUEUE_LIMIT
+        return self._credit >= size and self._queued <= QUEUE_LIMIT
 
     def reserve(self, size: int) -> bool:
         """Reserve room for ``size`` bytes and, if there is some, for what is likely to follow."""
         for wish in (max(size, CREDIT), size):
             if self._store.reserve(wish):
-                self._reserved += wish
+                self._credit += wish
                 return True
         return False
 
     def reserved(self, size: int) -> None:
         """Note ``size`` bytes that were reserved for this stream."""
-        self._reserved += size
+        self._credit += size
 
     def put(self, data: bytes) -> None:
         """Queue ``data``, for which room was reserved."""
         self._queue.append(data)
         self._queued += len(data)
+        self._credit -= len(data)
         self.end += len(data)
         if self._queued >= WORK_FROM and not self._working:
             self._working = True
@@ -126,10 +125,10 @@ class Stream:
         self._signal()
 
     def _account(self) -> None:
-        """Give back the reservation of what is placed by now; some credit is kept."""
-        keep = min(self._reserved, self._unplaced() + CREDIT)
-        self._store.queued -= self._reserved - keep
-        self._reserved = keep
+        """Give back the reservation of what is placed by now: it counts as part of the pool."""
+        placed = self._placer.placed_bytes - self._placed
+        self._placed += placed
+        self._store.queued -= placed
 
     def _signal(self) -> None:
         self._moved.set()
@@ -175,8 +174,9 @@ class Stream:
 
     def close(self) -> None:
         """Give back what is still reserved."""
-        self._store.queued -= self._reserved
-        self._reserved = 0
+        self._account()
+        self._store.queued -= self._credit + self.end - self.start - self._placed
+        self._credit, self._placed = 0, self.end - self.start
 
     def take(self) -> recipe.Records:
         """The records placed since the last call; nobody may be working."""

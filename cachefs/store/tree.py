@@ -135,8 +135,9 @@ class Tree:
             else:
                 yield path, child.ino
 
-    def _link(self, parent: int, name: bytes, ino: int, inode: Inode) -> Inode:
-        cookie = time.time_ns()
+    def _link(self, parent: int, name: bytes, ino: int, inode: Inode, cookie: int = 0) -> Inode:
+        """Give an inode its name; ``cookie`` is one that just became free, 0 for a new one."""
+        cookie = cookie or time.time_ns()
         while self.index.get("cookies", be_pair(parent, cookie)) is not None:
             cookie += 1
         kind = stat.S_IFMT(inode.mode)
@@ -235,15 +236,18 @@ class Tree:
                 raise OSError(errno.EISDIR, "is a directory")
             self._unlink(to_parent, to_name, target.cookie)
             self._orphan(target.ino)
-        self._move(parent, name, source, to_parent, to_name)
+        # Who is listing the directory must not meet a name or a file twice.
+        cookie = target.cookie if target is not None else source.cookie if parent == to_parent else 0
+        self._move(parent, name, source, to_parent, to_name, cookie)
         is_dir = int(source.kind == stat.S_IFDIR)
         self._changed(parent, subdirs=-is_dir)
         self._changed(to_parent, subdirs=is_dir - (is_dir if target is not None else 0))
         return target.ino if target is not None else None
 
-    def _move(self, parent: int, name: bytes, dirent: Dirent, to_parent: int, to_name: bytes) -> None:
+    def _move(self, parent: int, name: bytes, dirent: Dirent, to_parent: int, to_name: bytes,
+              cookie: int) -> None:  # fmt: skip
         self._unlink(parent, name, dirent.cookie)
-        inode = self._link(to_parent, to_name, dirent.ino, self.get(dirent.ino))
+        inode = self._link(to_parent, to_name, dirent.ino, self.get(dirent.ino), cookie)
         self.put(dirent.ino, inode._replace(ctime=clock()))
 
     def _exchange(self, parent: int, name: bytes, one: Dirent, to_parent: int, to_name: bytes,
@@ -251,8 +255,8 @@ class Tree:
         if one.ino == other.ino:
             return
         self._unlink(to_parent, to_name, other.cookie)
-        self._move(parent, name, one, to_parent, to_name)
-        inode = self._link(parent, name, other.ino, self.get(other.ino))
+        self._move(parent, name, one, to_parent, to_name, other.cookie)
+        inode = self._link(parent, name, other.ino, self.get(other.ino), one.cookie)
         self.put(other.ino, inode._replace(ctime=clock()))
         gain = int(one.kind == stat.S_IFDIR) - int(other.kind == stat.S_IFDIR)
         self._changed(parent, subdirs=-gain)
