@@ -302,7 +302,7 @@ def _compressor(r: _Reader, start: int) -> Module:
 
 
 def _deepseek4_readings(r: _Reader, start: int, sequence: bool) -> Iterator[tuple[Module, ...]]:
-    """Magic, version, mode (1: a checkpoint, without base cache and compressed K), one or two kv, the rest."""
+    """Magic, version, mode (1: a checkpoint, without base cache and compressed K), kv once or twice, rest."""
     _check(r.u32(start + 4) == 1 and r.u32(start + 8) <= 1)
     partial = r.u32(start + 8) == 1
     head = Module("dsv4", start, start + 12, 0, ())

@@ -145,11 +145,12 @@ class Server:
         self._command = [
             str(paths.server),
             *("-m", str(model), "--host", "127.0.0.1", "--port", str(self._port)),
-            *("-t", str(threads), "-c", str(context), "-np", str(parallel), "-fit", "off", "--cache-ram", "0"),
-            *("--slot-save-path", str(slots), "--no-warmup", "--no-ui", "--offline", *args),
+            *("-t", str(threads), "-c", str(context), "-np", str(parallel), "-fit", "off"),
+            *("--cache-ram", "0", "--slot-save-path", str(slots), "--no-warmup", "--no-ui", "--offline"),
+            *args,
         ]
         self._process: subprocess.Popen[bytes] | None = None
-        self._log = tempfile.TemporaryFile()
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the server
         self._http = httpx.Client(base_url=f"http://127.0.0.1:{self._port}", timeout=600.0, trust_env=False)
 
     def __enter__(self) -> Self:

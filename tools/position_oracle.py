@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
-
 from kvparse import NotAState, Section, State, parse
+from numpy.typing import NDArray
 
 Key = tuple[int, str, int, int]
 Hashes = NDArray[np.uint64]
@@ -63,9 +62,9 @@ class Result:
     def stored_in_runs(self) -> int:
         """``stored``, when repeated rows that stand alone among different ones are stored again.
 
-        Where a server computes the same prefix in another order (several slots in one unified cache), rounding makes
-        most rows of the deeper layers differ and leaves single equal rows between them. To share
-        those is no longer to share a prefix.
+        Where a server computes the same prefix in another order (several slots in one unified cache),
+        rounding makes most rows of the deeper layers differ and leaves single equal rows between
+        them. To share those is no longer to share a prefix.
         """
         return self.run_row_bytes + self.other_bytes
 
@@ -82,7 +81,7 @@ def _rows(data: memoryview, section: Section) -> Iterator[memoryview]:
         # Embedding rows of one element a cell: a cell's row is a column.
         count = len(section.positions)
         cells = np.frombuffer(raw, np.uint8).reshape(section.embd, count, -1)
-        raw = memoryview(np.ascontiguousarray(cells.transpose(1, 0, 2)).reshape(-1)).cast("B")
+        raw = memoryview(cells.transpose(1, 0, 2).tobytes())
     for at in range(0, section.size, section.width):
         yield raw[at : at + section.width]
 

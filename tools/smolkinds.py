@@ -10,9 +10,13 @@ from llama import Paths, Server, ServerError
 from statekinds import Failed, Job, Result
 
 # Words enough to make text that a model continues sensibly; the text itself does not matter.
-SUBJECTS = "the harbour master|an old engineer|the night librarian|a travelling cook|the town council|my neighbour"
+SUBJECTS = (
+    "the harbour master|an old engineer|the night librarian|a travelling cook|the town council|my neighbour"
+)
 VERBS = "repaired|described|forgot about|photographed|argued over|catalogued|painted|carried home|measured"
-OBJECTS = "the brass lantern|a box of letters|three broken clocks|the stone bridge|a map of the coast|the red boat"
+OBJECTS = (
+    "the brass lantern|a box of letters|three broken clocks|the stone bridge|a map of the coast|the red boat"
+)
 WHERE = "before dawn|in the rain|near the station|after the festival|on the second floor|without any help"
 
 
@@ -53,7 +57,8 @@ def growing(server: Server, turns: int, system: int, user: int, answer: int) -> 
     prompt = server.tokenize(f"<|im_start|>system\n{words(0, system // 8)}")[:system]
     for turn in range(turns):
         prompt = prompt + server.tokenize(
-            f"<|im_end|>\n<|im_start|>user\n{words(100 + turn, user // 12)}<|im_end|>\n<|im_start|>assistant\n"
+            f"<|im_end|>\n<|im_start|>user\n{words(100 + turn, user // 12)}<|im_end|>\n"
+            "<|im_start|>assistant\n"
         )
         reply = server.completion(prompt, n_predict=answer, return_tokens=True)
         yield prompt
@@ -94,8 +99,8 @@ VARIANTS = {
 
 
 def variants(job: Job) -> Iterator[Result]:
-    """Three chats with a common prefix of 1,000 tokens, with each cache type and with V transposed."""
-    prefix, tails = (100, (20, 30, 40)) if job.small else (1000, (150, 250, 350))
+    """Three chats with a common prefix of 600 tokens, with each cache type and with V transposed."""
+    prefix, tails = (100, (20, 30, 40)) if job.small else (600, (100, 150, 200))
     for name, args in VARIANTS.items():
         yield from _chats(job, name, prefix, tails, *args)
 
@@ -123,7 +128,7 @@ def branches(job: Job) -> Iterator[Result]:
             branch = trunk + server.tokenize(words(200 + number, user // 12))
             server.completion(branch, n_predict=answer)
             server.save(f"branch{number}.bin")
-            yield job.made(out / f"branch{number}.bin", f"a continuation of the trunk, {len(branch)} tokens asked")
+            yield job.made(out / f"branch{number}.bin", f"a continuation, {len(branch)} tokens asked")
 
 
 def slots(job: Job) -> Iterator[Result]:
@@ -137,7 +142,9 @@ def slots(job: Job) -> Iterator[Result]:
             # Saved when all slots are filled, so that every file carries what the others leave in it.
             for slot in range(4):
                 server.save(f"slot{slot}.bin", slot)
-                yield job.made(out / f"slot{slot}.bin", f"-np 4 {flag}, slot {slot}, first {prefix} tokens common")
+                yield job.made(
+                    out / f"slot{slot}.bin", f"-np 4 {flag}, slot {slot}, first {prefix} tokens common"
+                )
 
 
 def fragmented(job: Job) -> Iterator[Result]:
@@ -155,7 +162,9 @@ def fragmented(job: Job) -> Iterator[Result]:
         server.completion(prompt[:600], slot=0, n_predict=1)
         server.completion(prompt[:950], slot=0, n_predict=1)
         server.save("wrapped.bin", 0)
-        yield job.made(out / "wrapped.bin", "950 tokens with the same prefix, the last of them in the first cells")
+        yield job.made(
+            out / "wrapped.bin", "950 tokens with the same prefix, the last of them in the first cells"
+        )
 
 
 def shift(job: Job) -> Iterator[Result]:
@@ -178,7 +187,19 @@ def session_file(paths: Paths, model: Path, out: Path, prompt: str, *args: str) 
     """Write a session file (every sequence of a context) with llama-completion --prompt-cache."""
     if paths.completion is None:
         raise ServerError("this build has no llama-completion, so no session files")
-    command = [paths.completion, "-m", model, "-t", "2", "-n", "1", "--temp", "0", "-no-cnv", "--no-warmup"]
+    command: list[str | Path] = [
+        paths.completion,
+        "-m",
+        model,
+        "-t",
+        "2",
+        "-n",
+        "1",
+        "--temp",
+        "0",
+        "-no-cnv",
+        "--no-warmup",
+    ]
     done = subprocess.run(
         [*command, "--prompt-cache", out, "-p", prompt, *args],
         stdin=subprocess.DEVNULL,

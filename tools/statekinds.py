@@ -7,6 +7,7 @@ bytes in f16, so 23,040 bytes a token; a random model takes about 2 KB a token.
 
 import random
 import shutil
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,20 +87,26 @@ def arch_tokens(seed: int, count: int) -> list[int]:
     return [rng.randrange(1, 100) for _ in range(count)]
 
 
-def arch_prompts(prefix: int = 100, tails: tuple[int, int, int] = (20, 8, 60)) -> dict[str, list[int]]:
+def arch_prompts(
+    seed: int = 0, prefix: int = 100, tails: tuple[int, int, int] = (20, 8, 60)
+) -> dict[str, list[int]]:
     """Prompts that share a prefix, by the letter their files get; tails are lengths in tokens.
 
-    a is the prefix and a tail of its own; c is a with some more, so that even sliding windows overlap; b differs
-    from a after the prefix. They are asked in this order.
+    a is the prefix and a tail of its own; c is a with some more, so that even sliding windows overlap;
+    b differs from a after the prefix. They are asked in this order.
     """
-    common = arch_tokens(1, prefix)
-    prompt_a = common + arch_tokens(2, tails[0])
-    return {"a": prompt_a, "c": prompt_a + arch_tokens(4, tails[1]), "b": common + arch_tokens(3, tails[2])}
+    common = arch_tokens(seed + 1, prefix)
+    prompt_a = common + arch_tokens(seed + 2, tails[0])
+    return {
+        "a": prompt_a,
+        "c": prompt_a + arch_tokens(seed + 4, tails[1]),
+        "b": common + arch_tokens(seed + 3, tails[2]),
+    }
 
 
 def small_prompts(model: str) -> dict[str, list[int]]:
     """Prompts for test data: as short as shows the structure."""
-    return arch_prompts(40 if model in WINDOWED else 12, (3, 3, 7))
+    return arch_prompts(0, 40 if model in WINDOWED else 12, (3, 3, 7))
 
 
 def arch_states(
@@ -122,7 +129,9 @@ def _archs(job: Job, folder: str, *args: str) -> Iterator[Result]:
         for model in make_arch_models(job.paths, models):
             if job.small and model.stem not in SMALL_ARCHS:
                 continue
-            prompts = small_prompts(model.stem) if job.small else arch_prompts()
+            # All models get the same random weights; other prompts keep the rows of different models apart.
+            seed = zlib.crc32(model.stem.encode())
+            prompts = small_prompts(model.stem) if job.small else arch_prompts(seed)
             try:
                 states = arch_states(job.paths, model, out, prompts, *args)
             except ServerError as error:

@@ -29,6 +29,7 @@ Recipes:
                    cachefs mount --foreground STORE MOUNTPOINT
   for other users  cachefs mount -o allow_other STORE MOUNTPOINT
   for programs     cachefs stats --json;  cachefs ls --json
+  for bug reports  cachefs explain FILE    (what is recognised in it; no content)
   for watching     cachefs ls | less;  STORE/cachefs.log is the daemon's log
 
 Each command has its own help with examples: cachefs mount --help.

@@ -137,7 +137,7 @@ class Content:
         if stream.failed or (missing and missing > self._upkeep.attainable()):
             # Better now than when everything else has been evicted for its sake.
             log.warning("inode %d: a state of %d more bytes does not fit the store", self._ino, missing)
-            self._fail(errno.ENOSPC)
+            self._fail(stream.failed or errno.ENOSPC)
 
     def _touch(self) -> None:
         self._dirty = True
@@ -159,11 +159,11 @@ class Content:
             last = next(self._recipe.extents(start - 1, start))
             if last.length < _REFEED and last.kind != recipe.BAND:
                 again = await self._fetch(self._recipe, last.start, last.length)
+                await self._upkeep.make_room(len(again))
                 start = last.start
                 self._recipe = self._recipe.cut(start)
         self._stream = Stream(self._store, self._nursery, start)
         if again:
-            await self._upkeep.make_room(len(again))
             self._stream.reserved(len(again))
             self._stream.put(bytes(again))
 
@@ -180,7 +180,7 @@ class Content:
             self._row_bytes += stream.row_bytes
         if stream.failed:
             self.size = self._recipe.size
-            self._fail(errno.ENOSPC)
+            self._fail(stream.failed)
 
     def _collect(self, stream: Stream) -> None:
         self._recipe = self._recipe.append(stream.take())
@@ -287,6 +287,8 @@ class Content:
                 return
             if self._stream is not None:
                 await self._stream.drain()
+                if self._stream.failed and self._base is not None:
+                    self._fail(self._stream.failed)  # `release` brings the old version back
                 if self._is_torn(self._stream) and not self._stream.failed:
                     if self._base is None:
                         await self._persist()
@@ -304,11 +306,11 @@ class Content:
     async def release(self, *, keep_torn: bool) -> bool:
         """The last writer has gone. True if the old version was put back in place of a torn one."""
         async with self._lock:
-            torn = False
+            torn = bool(self._failed)
             try:
                 if self._stream is not None:
                     await self._stream.drain()
-                    torn = self._is_torn(self._stream) or self._stream.failed
+                    torn = torn or self._is_torn(self._stream) or bool(self._stream.failed)
                 try:
                     await self._settle()
                 except OSError:
@@ -347,6 +349,9 @@ class Content:
         self._recipe, self._row_bytes, self._about = base.recipe, base.row_bytes, base.about
         self._overlay = Overlay()
         self.size, self.mtime = base.recipe.size, base.mtime
+        # They may be victims by now, and must stay until this version is committed.
+        self._holds += self._base_holds
+        self._base_holds = []
         self._to_tree(self._recipe)
 
     async def _persist(self) -> None:
@@ -355,6 +360,8 @@ class Content:
         current = self._recipe
         if self._stream is not None:
             await self._stream.drain()
+            if self._stream.failed:
+                self._fail(self._stream.failed)
             self._collect(self._stream)
             current = self._recipe
             held = self._stream.held_bytes()

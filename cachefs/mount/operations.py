@@ -110,7 +110,7 @@ class CacheFS(pyfuse3.Operations):
         for content in list(self._contents.values()):
             try:
                 await content.release(keep_torn=self._config.keep_torn)
-            except OSError as error:
+            except Exception as error:
                 log.error("a file that was still open is lost: %s", error)
         for ino in [ino for ino in self._tree.orphans() if ino not in self._contents]:
             self._tree.release_orphan(ino)
@@ -374,21 +374,26 @@ class CacheFS(pyfuse3.Operations):
             await content.closing.wait()
 
     async def _close(self, ino: int, content: Content, *, wrote: bool) -> None:
-        if wrote:
-            content.writers -= 1
-            if not content.writers:
-                content.closing = trio.Event()
-                try:
-                    if await content.release(keep_torn=self._config.keep_torn):
-                        await trio.to_thread.run_sync(pyfuse3.invalidate_inode, ino)
-                finally:
-                    content.closing.set()
-                    content.closing = None
-        content.handles -= 1
-        if not content.handles:
-            del self._contents[ino]
-            await content.drop()
-            self._forget_orphan(ino)
+        try:
+            if wrote:
+                content.writers -= 1
+                if not content.writers:
+                    await self._decide(ino, content)
+        finally:
+            content.handles -= 1
+            if not content.handles:
+                del self._contents[ino]
+                await content.drop()
+                self._forget_orphan(ino)
+
+    async def _decide(self, ino: int, content: Content) -> None:
+        content.closing = trio.Event()
+        try:
+            if await content.release(keep_torn=self._config.keep_torn):
+                await trio.to_thread.run_sync(pyfuse3.invalidate_inode, ino)
+        finally:
+            content.closing.set()
+            content.closing = None
 
     @_guarded
     async def fsync(self, fh: int, datasync: bool) -> None:
@@ -401,7 +406,7 @@ class CacheFS(pyfuse3.Operations):
     async def statfs(self, ctx: pyfuse3.RequestContext) -> pyfuse3.StatvfsData:
         data = pyfuse3.StatvfsData()
         capacity = self._store.volumes.capacity
-        free = max(self._store.room(), capacity - self._store.unevictable_bytes())
+        free = max(self._store.room(), self._store.attainable()) * 16 // 17  # as `Store.reserve` counts
         data.f_bsize = data.f_frsize = 4096
         data.f_blocks = self._store.max_bytes // 4096
         data.f_bfree = data.f_bavail = max(0, min(free, capacity)) // 4096

@@ -26,6 +26,8 @@ class Overlay:
         return keys
 
     def write(self, start: int, data: bytes) -> None:
+        if not data:
+            return
         stop = start + len(data)
         keys = self._touching(start, stop)
         if len(keys) == 1:

@@ -1,11 +1,14 @@
 """Sequential reads: the next pieces of the file are put together while the client takes this one."""
 
+import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
 
 import trio
 
 from cachefs.states.pieces import Buffer
+
+log = logging.getLogger("cachefs.readahead")
 
 STEP = 4 << 20
 DEPTH = 2
@@ -63,6 +66,8 @@ class ReadAhead:
             piece.data = await self._fetch(piece.start, piece.size)
         except OSError:
             piece.data = None  # the read that needs it will fail on its own
+        except Exception:  # it would end the mount
+            log.exception("reading ahead failed")
         finally:
             piece.ready.set()
 

@@ -5,6 +5,7 @@ gathered to a worker thread, which cuts, hashes, compares and, when a batch is
 full, has it written. The queue is bounded: a writer faster than the disk waits.
 """
 
+import errno
 import logging
 from collections import deque
 
@@ -28,7 +29,7 @@ CREDIT = 2 << 20
 class Stream:
     """Bytes ``start`` … ``end`` of a file, on their way into blocks.
 
-    ``failed`` is set once something could not be stored; nothing is taken after that.
+    ``failed`` is the errno of what could not be stored, 0 if all is well; nothing is taken after that.
     """
 
     def __init__(self, store: Store, nursery: trio.Nursery, start: int) -> None:
@@ -44,7 +45,7 @@ class Stream:
         self._moved = trio.Event()
         self.start = start
         self.end = start
-        self.failed = False
+        self.failed = 0
 
     # -- what the cutter says
 
@@ -144,7 +145,10 @@ class Stream:
                 self._store.write_behind()
         except StoreFull as error:
             log.error("a save failed: %s", error)
-            self.failed = True
+            self.failed = errno.ENOSPC
+        except Exception:  # in a task of its own it would end the mount
+            log.exception("a save failed")
+            self.failed = errno.EIO
 
     async def drain(self) -> None:
         """Wait until everything queued has gone through the cutter."""
@@ -162,13 +166,17 @@ class Stream:
         """Drain, and place what the cutter held back."""
         await self.drain()
         if not self.failed:
-            for piece in self._cutter.finish():
-                self._placer.place(piece)
+            try:
+                for piece in self._cutter.finish():
+                    self._placer.place(piece)
+            except Exception:
+                log.exception("a save failed at its end")
+                self.failed = errno.EIO
         self.close()
 
     async def abandon(self) -> None:
         """Stop; what was queued is thrown away."""
-        self.failed = True
+        self.failed = errno.ECANCELED
         await self.drain()
         self.close()
 

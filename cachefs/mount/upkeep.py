@@ -71,6 +71,8 @@ class Upkeep:
                     log.error("cannot commit, will go on trying: %s", error)
                 self._complained = True
                 self.wake()
+            except Exception:  # it would end the mount
+                log.exception("cannot commit, will go on trying")
 
     # -- room
 
@@ -83,7 +85,7 @@ class Upkeep:
 
     def attainable(self) -> int:
         """Bytes that could be written if everything evictable went."""
-        return self._store.volumes.capacity - self._store.unevictable_bytes()
+        return self._store.attainable()
 
     async def make_room(self, size: int) -> None:
         """Reserve ``size`` bytes, evicting what it takes. OSError(ENOSPC) when that is not enough."""
@@ -119,7 +121,11 @@ class Upkeep:
             with trio.move_on_after(5):
                 await self._wake.wait()
             self._wake = trio.Event()
-            await self._evict_while_low()
+            try:
+                await self._evict_while_low()
+            except Exception:  # it would end the mount
+                log.exception("evicting failed")
+                await trio.sleep(COMMIT_EVERY)
 
     async def _evict_while_low(self) -> None:
         store = self._store

@@ -19,8 +19,8 @@ class CellWalk:
     """Walks a table of ``cells`` records as its bytes come in.
 
     ``at`` is the offset behind the records walked so far, ``need`` how many bytes from the table's start are
-    wanted to go on (never more than twice what is there, so that a wrong count costs little, nor more than one
-    record beyond TABLE_MOST), ``failed`` that this is no such table.
+    wanted to go on (never more than twice what is there, so that a wrong count costs little, nor more than
+    one record beyond TABLE_MOST), ``failed`` that this is no such table.
     """
 
     def __init__(self, cells: int, ext: int, bare: bool) -> None:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 from .groups import Groups, group_length
 from .headers import (
     CELLS_MOST,
+    EMPTY_MOST,
     KV_ROW_MOST,
     LAYERS_MOST,
     LOOK,
@@ -21,6 +22,8 @@ from .source import Source, Step
 from .types import GGML_TYPES
 
 _HEAD = 12
+# A state has eight: two kv modules, three compressed K caches, three compressor states.
+_PARTS_MOST = 16
 _EMPTY_KV = (1).to_bytes(8, "little")
 # u32 layer id, then i32 type, u64 ne0, u64 rows, u64 row_bytes.
 _TENSOR = Struct("<iQQQ")
@@ -50,7 +53,7 @@ def parse_dsv4(source: Source) -> Step[bool]:
     source.report.add_module("dsv4", source.offset)
     yield from source.fill(_HEAD)
     source.chunk(_HEAD)
-    while True:
+    for _ in range(_PARTS_MOST):
         view = yield from source.peek(LOOK)
         # A K cache with one row can read like the cells of a kv module; its tensor's sizes decide.
         if part := _part(view):
@@ -63,13 +66,16 @@ def parse_dsv4(source: Source) -> Step[bool]:
             source.report.add_module("kv", source.offset)
             source.chunk(empty)
         else:
-            return True
+            break
+    return True
 
 
-def _empty_kv(view: bytes) -> int:
+def _empty_kv(view: bytes, more: int = EMPTY_MOST - 1) -> int:
     """Length of a kv module without cells, when one of the state's own parts or another such comes next."""
-    if view[:8] == _EMPTY_KV and (_part(view[8:]) or kv_start(view[8:]) or _empty_kv(view[8:])):
-        return 8
+    if view[:8] == _EMPTY_KV:
+        rest = view[8:]
+        if _part(rest) or kv_start(rest) or (more and _empty_kv(rest, more - 1)):
+            return 8
     return kv_empty(view)
 
 

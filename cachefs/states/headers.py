@@ -29,6 +29,8 @@ SEQUENCES_MOST = 4096
 TYPES_MOST = 4096
 VERSIONS_MOST = 64
 WORDS_MOST = 1 << 26
+# Kv modules without cells in a row: no model has more caches.
+EMPTY_MOST = 4
 
 # Bytes that every test for a start wants to see: the counts of all streams and a few cells.
 LOOK = 2048
@@ -53,6 +55,12 @@ class RowHeader(NamedTuple):
     type: int
     row_bytes: int
     score: int
+
+    def __str__(self) -> str:
+        """For a report, which tells nothing of what is no header at all: that could be anybody's words."""
+        kind = f"type {self.type}" if -1 <= self.type < TYPES_MOST else "no type"
+        size = f"a row of {self.row_bytes} bytes" if self.row_bytes <= RECURRENT_ROW_MOST else "no size"
+        return f"{kind}, {size}"
 
 
 def row_header(view: bytes, at: int = 0, most: int = KV_ROW_MOST) -> RowHeader:
@@ -150,18 +158,20 @@ def stream_start(view: bytes, at: int, streams: int) -> bool:
     return False
 
 
-def kv_empty(view: bytes) -> int:
+def kv_empty(view: bytes, more: int = EMPTY_MOST - 1) -> int:
     """Length of a kv module without cells that starts here, 0 if none does.
 
-    It is n_stream and as many zeros, which is little to go by: the file must end there, or something start.
+    It is n_stream and as many zeros, which is little to go by: the file must end there, or something start,
+    behind ``more`` further modules without cells at most.
     """
     streams = u32(view, 0)
     end = 4 + 4 * streams
     if not 1 <= streams <= STREAMS_MOST or len(view) < end or any(view[4:end]):
         return 0
     rest = view[end:]
-    follows = not rest or rest[:4] in MAGICS.values() or module_start(rest) or kv_empty(rest)
-    return end if follows else 0
+    if not rest or rest[:4] in MAGICS.values() or module_start(rest):
+        return end
+    return end if more and kv_empty(rest, more - 1) else 0
 
 
 def cells_start(view: bytes, at: int, cells: int) -> bool:

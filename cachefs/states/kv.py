@@ -27,6 +27,10 @@ from .report import Module, Section
 from .source import BAND_ROWS, Source, Step
 
 
+# What a section costs at least, in bytes cut in that time.
+_SECTION = 512
+
+
 @dataclass(slots=True)
 class Table:
     """One stream's cells and the header behind them; ``length`` in bytes, n_cell and header included."""
@@ -164,7 +168,7 @@ def _sections(source: Source, module: Module, table: Table, cells: int, streams_
             return True
         header = row_header(view)
         if not header.score or (header.score == 1 and seen.types and header.type not in seen.types):
-            source.stop(f"K section {layer} of {layers}: type {header.type}, row of {header.row_bytes} bytes")
+            source.stop(f"no header of K section {layer} of {layers}: {header}")
             return False
         seen.add(header.type, header.row_bytes)
         end = source.offset + ROW_HEADER + cells * header.row_bytes
@@ -192,6 +196,7 @@ def _linear(
 ) -> Step[None]:
     cells = table.groups.cells
     source.report.add_section(module, Section(layer, kind, type_id, row, cells, source.offset, cells))
+    source.charge(_SECTION, row * cells)
     source.chunk(ROW_HEADER)
     if row:
         yield from source.rows(table.groups.cut(group_length(row, source.target)), row)
@@ -204,6 +209,7 @@ def _transposed(
     seen.types.add(header.type)
     section = Section(layer, "VT", header.type, header.el_bytes, cells, source.offset, header.rows)
     source.report.add_section(module, section)
+    source.charge(_SECTION, header.rows * cells * header.el_bytes)
     source.promise(source.offset + TRANSPOSED_HEADER + header.rows * cells * header.el_bytes)
     source.chunk(TRANSPOSED_HEADER)
     length = group_length(BAND_ROWS * header.el_bytes, source.target)

@@ -19,8 +19,10 @@ from .source import Source, Step
 
 _OUTPUTS_MOST = 1 << 20
 _LOGITS_MOST = 1 << 31
-# What may be spent on modules that turn out to be none, in one file, before recognition is given up.
+# What may be spent on modules that turn out to be none, or tiny, in one file, before recognition is given up:
+# an attempt costs about as much as cutting so many bytes.
 _WASTED_MOST = 256 << 20
+_ATTEMPT = 16384
 
 
 def parse_file(source: Source) -> Step[None]:
@@ -29,8 +31,7 @@ def parse_file(source: Source) -> Step[None]:
         view = yield from source.peek(LOOK)
         if not view:
             return
-        # An attempt costs about as much as cutting so many bytes.
-        source.wasted += 16384
+        source.wasted += _ATTEMPT
         offset = source.offset
         kind = container_start(view)
         if kind is not None:
@@ -41,7 +42,7 @@ def parse_file(source: Source) -> Step[None]:
         elif offset == 0:
             source.report.states = 1
         if (yield from _modules(source)):
-            source.wasted -= 16384
+            source.wasted -= min(_ATTEMPT, source.offset - offset)
             continue
         if source.report.stopped is None or source.report.stopped[0] < offset:
             source.stop("no module starts here")
@@ -97,7 +98,7 @@ def _architecture(source: Source, first: bool) -> Step[None]:
 def _modules(source: Source) -> Step[bool]:
     """Modules from here on, up to a container or the end of the file; False where nothing validates."""
     first = True
-    while True:
+    while source.wasted < _WASTED_MOST:
         view = yield from source.peek(LOOK)
         if not view or (not first and container_start(view)):
             return True
@@ -122,7 +123,11 @@ def _modules(source: Source) -> Step[bool]:
             return False
         if not good or source.offset == before:
             return False
+        if not first:
+            source.charge(_ATTEMPT, source.offset - before)
         first = False
+    source.stop("too many small modules")
+    return False
 
 
 def _outputs(source: Source) -> Step[bool]:

@@ -63,6 +63,10 @@ class Source:
         self.whole = False
         self.promised = 0
 
+    def charge(self, cost: int, size: int) -> None:
+        """Something of ``size`` bytes was recognised that took as long as ``cost`` bytes take to cut."""
+        self.wasted += max(0, cost - size)
+
     def fill(self, n: int) -> Step[bool]:
         """Wait for ``n`` bytes; False when the file ends before."""
         while self.window.have < n:
@@ -214,8 +218,22 @@ class Source:
 
 def find_magic(data: bytes, start: int) -> int:
     """Index of the first magic at or after ``start``, or -1."""
-    blob = data.find(MAGICS["blob"], start)
-    end = len(data) if blob < 0 else blob
+    # In growing steps: looking for each magic in all of the data would cost that much for every hit.
+    step = 4096
+    while start < len(data):
+        end = start + step
+        hit = _magic_between(data, start, end + 3)
+        if hit >= 0:
+            return hit
+        start, step = end, step * 4
+    return -1
+
+
+def _magic_between(data: bytes, start: int, end: int) -> int:
+    """Index of the first magic that lies in ``data[start:end]``, or -1."""
+    blob = data.find(MAGICS["blob"], start, end)
+    if blob >= 0:
+        end = blob
     # ggsq and ggsn differ in their first byte only, so one search finds both.
     at = data.find(SHARED_MAGIC_TAIL, start + 1, end)
     while at >= 0:

@@ -231,7 +231,8 @@ class BlockReader:
             # Left the pool for the disk between the two looks: newer snapshots have it.
             # The old ones stay open, buffers given out earlier point into them.
             self._index, self._volumes = None, {}
-        self._blocks.note_damage(block)
+        if self.refs(block).number:  # a crash may have left a victim's row without its payload
+            self._blocks.note_damage(block)
         raise Damaged(f"block {block} is missing")
 
     def _decode(self, block: int, row: BlockRow, payload: Buffer, *, verify: bool) -> Buffer:
@@ -239,10 +240,11 @@ class BlockReader:
             raw = codec.decode(payload, row.codec, row.raw)
         except codec.Broken:
             raw = b""
-        if verify and not self._blocks.is_verified(block):
-            if len(raw) != row.raw or xxhash.xxh3_128_digest(raw) != row.digest:
-                self._blocks.note_damage(block)
-                raise Damaged(f"block {block} differs from its digest")
+        check = verify and not self._blocks.is_verified(block)
+        if len(raw) != row.raw or (check and xxhash.xxh3_128_digest(raw) != row.digest):
+            self._blocks.note_damage(block)
+            raise Damaged(f"block {block} differs from its digest")
+        if check:
             self._blocks.set_verified(block)
         return raw
 

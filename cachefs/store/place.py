@@ -70,11 +70,15 @@ class Placer:
 
     def place_bytes(self, data: Buffer) -> None:
         """Place bytes of any length that are to be found whole or not at all."""
-        view = memoryview(data)
-        for start in range(0, len(view), BLOCK_LIMIT):
-            self.place(Chunk(view[start : start + BLOCK_LIMIT]))
+        self.placed_bytes += len(data)
+        self._chunks(data)
 
     # -- chunks
+
+    def _chunks(self, data: Buffer) -> None:
+        view = memoryview(data)
+        for start in range(0, len(view), BLOCK_LIMIT):
+            self._chunk(view[start : start + BLOCK_LIMIT])
 
     def _chunk(self, data: Buffer) -> None:
         if len(data) <= INLINE_LIMIT:
@@ -96,13 +100,16 @@ class Placer:
         self._holds.append(block)
         return block
 
-    def _held(self, block: int | None, reader: BlockReader) -> Buffer | None:
-        """Hold a candidate and give its bytes; None if it is going, gone or damaged."""
+    def _held(self, block: int | None, reader: BlockReader, *, verify: bool) -> Buffer | None:
+        """Hold a candidate and give its bytes; None if it is going, gone or damaged.
+
+        ``verify`` where a part of it is to be borrowed: the rest must be sound, too.
+        """
         if block is None or not self._blocks.hold(block):
             return None
         row = reader.row(block)
         try:
-            raw = reader.raw(block, verify=False) if row is not None else None
+            raw = reader.raw(block, verify=verify) if row is not None else None
         except Damaged:
             raw = None
         if row is None or raw is None:
@@ -122,7 +129,7 @@ class Placer:
         if block is None:
             return None
         with self._blocks.reader() as reader:
-            raw = self._held(block, reader)
+            raw = self._held(block, reader, verify=False)
             if raw is not None:
                 if same_bytes(raw, data):
                     return block
@@ -160,7 +167,7 @@ class Placer:
         """A slice (block, offset, length) of a held block that equals the first (last) rows of ``view``."""
         with self._blocks.reader() as reader:
             candidate = self._blocks.by_row(key, tail=tail)
-            raw = self._held(candidate, reader)
+            raw = self._held(candidate, reader, verify=True)
             if raw is None or candidate is None:
                 return None
             n = min(len(raw), len(view))
@@ -185,6 +192,9 @@ class Placer:
             stop = at + cells * piece.width
             parts += self._tile(columns[:, at:stop], piece.rows, piece.width)
             at = stop
+        if len(parts) > recipe.MAX_PARTS:
+            self._chunks(piece.data)
+            return
         self._words += recipe.band(piece.rows, len(piece.data), parts)
 
     def _tile(self, tile: Bytes2D, rows: int, width: int) -> list[Part]:
@@ -216,7 +226,7 @@ class Placer:
     def _borrow_columns(self, tile: Bytes2D, width: int, key: int, *, tail: bool) -> Part | None:
         with self._blocks.reader() as reader:
             candidate = self._blocks.by_row(key, tail=tail)
-            raw = self._held(candidate, reader)
+            raw = self._held(candidate, reader, verify=True)
             if raw is None or candidate is None:
                 return None
             rows = tile.shape[0]

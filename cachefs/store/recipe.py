@@ -37,6 +37,8 @@ _LENGTH = (1 << _KIND_SHIFT) - 1
 _SKIP = (1 << 48) - 1
 MAX_SIZE = 1 << 47
 """Largest file, in bytes (128 TiB)."""
+MAX_PARTS = (1 << 16) - 1
+"""Most parts of one band."""
 
 EMPTY: Records = np.empty((0, 3), np.uint64)
 Word3 = tuple[int, int, int]

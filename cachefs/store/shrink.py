@@ -5,7 +5,9 @@ pages of the others, and those volumes are dropped. Nothing else has the store
 open then.
 """
 
+import contextlib
 import os
+import shutil
 from pathlib import Path
 
 import lmdb
@@ -13,8 +15,9 @@ import lmdb
 from cachefs.sizes import MIB
 from cachefs.states.pieces import Buffer
 from cachefs.store.errors import StoreFull
-from cachefs.store.layout import HEADROOM, MIN_VOLUME, PAGE, PART_BYTES, Budget
+from cachefs.store.layout import HEADROOM, MIN_VOLUME, PAGE, PART_BYTES, Budget, footprint
 from cachefs.store.records import BlockRow, VolumeRow, int_key
+from cachefs.store.tree import Tree
 from cachefs.store.volumes import Volume
 from cachefs.store.writer import Writer
 
@@ -67,6 +70,19 @@ def live_bytes_allowed(writer: Writer) -> int:
     return int((sum(v.capacity for v in kept) + fresh * (1 - HEADROOM)) * (1 - HEADROOM))
 
 
+def pinned_bytes(writer: Writer, tree: Tree) -> int:
+    """Footprint in bytes of the blocks that pinned files need."""
+    blocks: set[int] = set()
+    for ino in tree.pinned:
+        blocks.update(tree.recipe(ino).blocks()[0].tolist())
+    total = 0
+    with writer.index.env.begin(db=writer.index.dbs["blocks"]) as txn:
+        for block in blocks:
+            value = txn.get(int_key(block))
+            total += footprint(BlockRow.unpack(value).stored) if value else 0
+    return total
+
+
 def drop_volumes(writer: Writer) -> None:
     """Empty the volumes that are too many into the others and a new one, and drop them.
 
@@ -80,8 +96,6 @@ def drop_volumes(writer: Writer) -> None:
         _empty(writer, source, targets)
         with writer.index.env.begin(write=True) as txn:
             txn.delete(int_key(source.number), db=writer.index.dbs["volumes"])
-            for volume in targets:
-                txn.put(int_key(volume.number), volume.row.pack(), db=writer.index.dbs["volumes"])
         writer.volumes.drop(source.number)
 
 
@@ -102,6 +116,10 @@ def _empty(writer: Writer, source: Volume, targets: list[Volume]) -> None:
         with writer.index.env.begin(write=True) as txn:
             for block, row in moved:
                 txn.put(int_key(block), row.pack(), db=blocks)
+            for volume in targets:
+                txn.put(int_key(volume.number), volume.row.pack(), db=writer.index.dbs["volumes"])
+        with contextlib.suppress(lmdb.MapFullError):  # it is to be dropped anyway
+            source.delete((block, row) for block, _, row in batch)
 
 
 def _put(batch: list[tuple[int, Buffer, BlockRow]], targets: list[Volume]) -> list[tuple[int, BlockRow]]:
@@ -127,6 +145,7 @@ def compact_index(path: Path, map_bytes: int) -> None:
     if not data.exists() or data.stat().st_size <= map_bytes:
         return
     fresh = path / "compact"
+    shutil.rmtree(fresh, ignore_errors=True)  # what a crash left
     fresh.mkdir(mode=0o700, exist_ok=True)
     with lmdb.open(str(path), map_size=data.stat().st_size * 2, max_dbs=64) as env:
         env.copy(str(fresh), compact=True)

@@ -4,7 +4,6 @@ import contextlib
 import errno
 import json
 import logging
-import os
 import threading
 import time
 from collections import Counter
@@ -91,6 +90,9 @@ class Store:
             lock.release()
             reason = "the disk is full" if error.errno == errno.ENOSPC else error.strerror
             raise StoreRefused(f"{path}: cannot be {'made' if made else 'opened'}: {reason}") from None
+        except StoreFull as error:
+            lock.release()
+            raise StoreRefused(f"{path}: cannot be opened: no room in it: {error}") from None
         except BaseException:
             lock.release()
             raise
@@ -103,17 +105,19 @@ class Store:
         (path / "index").mkdir(mode=0o700, exist_ok=True)
         shrink.compact_index(path / "index", budget.index)
         (path / "volumes").mkdir(mode=0o700, exist_ok=True)
-        index = Index(path / "index", budget.index)
-        with index.snapshot() as txn:
-            rows = {int_of(key): VolumeRow.unpack(value) for key, value in txn.cursor(index.dbs["volumes"])}
-        volumes = Volumes(path / "volumes", budget, shrink.fit_maps(path / "volumes", budget, rows))
-        store = cls(path, lock, budget, index, volumes)
-        store._start()
+        with contextlib.ExitStack() as undo:
+            index = Index(path / "index", budget.index)
+            undo.callback(index.close)
+            with index.snapshot() as txn:
+                rows = {int_of(k): VolumeRow.unpack(value) for k, value in txn.cursor(index.dbs["volumes"])}
+            volumes = Volumes(path / "volumes", budget, shrink.fit_maps(path / "volumes", budget, rows))
+            undo.callback(volumes.close)
+            store = cls(path, lock, budget, index, volumes)
+            store._start()
+            undo.pop_all()
         return store
 
     def _start(self) -> None:
-        with self.index.env.begin(write=True) as txn:
-            txn.put(b"max_bytes", json.dumps(self.max_bytes).encode(), db=self.index.dbs["meta"])
         if swept := self.writer.sweep():
             log.info("deleted %d blocks that a crash had left unfinished", swept)
         for ino in self.tree.orphans():
@@ -121,10 +125,18 @@ class Store:
         self.commit()
         if shrink.excess(self.writer) > 0:
             self._shrink()
+        with self.index.env.begin(write=True) as txn:
+            txn.put(b"max_bytes", json.dumps(self.max_bytes).encode(), db=self.index.dbs["meta"])
 
     def _shrink(self) -> None:
         log.info("more is stored than the maximum of %s allows: evicting", format_size(self.max_bytes))
         allowed = shrink.live_bytes_allowed(self.writer)
+        too_much = StoreRefused(
+            f"{self.path}: what is pinned in it does not fit into {format_size(self.max_bytes)}; "
+            "unpin something, or give a larger --max-size"
+        )
+        if shrink.pinned_bytes(self.writer, self.tree) > allowed:
+            raise too_much
         while self.volumes.used > allowed:
             if not self.writer.purge(self.volumes.used - allowed):
                 evicted = self.evict(self.volumes.used - allowed)
@@ -135,10 +147,7 @@ class Store:
         try:
             shrink.drop_volumes(self.writer)
         except StoreFull:
-            raise StoreRefused(
-                f"{self.path}: what is pinned in it does not fit into {format_size(self.max_bytes)}; "
-                "unpin something, or give a larger --max-size"
-            ) from None
+            raise too_much from None
         log.info("evicted %s to get below the maximum", format_size(self.shrunk))
 
     def close(self) -> None:
@@ -197,17 +206,24 @@ class Store:
         """
         counters = self.writer.counters
         purgeable = counters["victim_bytes"] - self.blocks.revived_bytes
-        margin = min(self.budget.batch, self.volumes.capacity // 16)
         pending = self.blocks.pool.footprint + self._queued_footprint()
-        return min(self.volumes.free, self._disk_room()) + max(0, purgeable) - pending - margin
+        return min(self.volumes.free, self._disk_room()) + max(0, purgeable) - pending - self._margin
+
+    def attainable(self) -> int:
+        """Bytes that could be written if everything evictable went."""
+        capacity = min(self.volumes.capacity, self.volumes.used + self._disk_room())
+        return capacity - self._margin - self.unevictable_bytes()
+
+    @property
+    def _margin(self) -> int:
+        return min(self.budget.batch, self.volumes.capacity // 16)
 
     def _disk_room(self) -> int:
         """Bytes that fit before the disk is full: free pages of the volumes, and the disk's own."""
         now = time.monotonic()
         if now >= self._look_again:
             self._look_again = now + _LOOK_EVERY
-            disk = os.statvfs(self.path)
-            self._disk_free = disk.f_bavail * disk.f_frsize + self.volumes.slack()
+            self._disk_free = self.volumes.disk_room()
         return self._disk_free
 
     def _queued_footprint(self) -> int:
@@ -237,7 +253,7 @@ class Store:
         return units
 
     def unevictable_bytes(self) -> int:
-        """Logical bytes of open and pinned files, an upper bound of what eviction must leave."""
+        """Logical bytes of pinned files, an upper bound of what eviction must leave for their sake."""
         total = 0
         for ino in self.tree.pinned:
             with contextlib.suppress(OSError):

@@ -6,6 +6,7 @@ store's size, and one can be emptied, dropped or rewritten alone.
 All writing happens under the store's write lock; reading may happen anywhere.
 """
 
+import os
 import shutil
 from collections.abc import Collection, Iterable
 from pathlib import Path
@@ -16,6 +17,8 @@ from cachefs.states.pieces import Buffer
 from cachefs.store.errors import StoreFull
 from cachefs.store.layout import HEADROOM, MIN_VOLUME, Budget, footprint
 from cachefs.store.records import BlockRow, VolumeRow, be, int_key, int_of
+
+_MAX_PARTS = 1 << 16
 
 
 def _part_key(block: int, part: int) -> bytes:
@@ -86,19 +89,25 @@ class Volume:
     def delete(self, blocks: Iterable[tuple[int, BlockRow | None]]) -> None:
         """Delete payloads by id in one transaction; those that are not there are passed over.
 
+        Without its row a payload does not count as used.
+
         LMDB hands pages out again from the second transaction after the one that
         freed them, hence the empty one at the end.
         """
+        gone: list[BlockRow] = []
         with self.env.begin(db=self.db, write=True) as txn:
             for block, row in blocks:
                 txn.delete(int_key(block))
-                for i in range(row.parts if row else 0):
-                    txn.delete(_part_key(block, i), db=self.parts)
+                count = row.parts if row is not None else _MAX_PARTS
+                for i in range(count):
+                    if not txn.delete(_part_key(block, i), db=self.parts) and row is None:
+                        break
                 if row is not None:
-                    self.used = max(0, self.used - footprint(row.stored))
-                    self.blocks = max(0, self.blocks - 1)
+                    gone.append(row)
         with self.env.begin(db=self.db, write=True) as txn:
             txn.put(int_key(0), b"")
+        self.used = max(0, self.used - sum(footprint(row.stored) for row in gone))
+        self.blocks = max(0, self.blocks - len(gone))
 
     def ids(self) -> list[int]:
         with self.env.begin(db=self.db) as txn:
@@ -115,6 +124,9 @@ class Volumes:
         self.root = root
         self.budget = budget
         self.by_number: dict[int, Volume] = {}
+        for path in root.iterdir():
+            if path.name.isdigit() and int(path.name) not in rows:
+                shutil.rmtree(path)  # made, or dropped, just before a crash: the index does not know it
         for number, row in sorted(rows.items()):
             self.by_number[number] = Volume(number, self._path(number), row)
 
@@ -137,6 +149,11 @@ class Volumes:
     def free(self) -> int:
         """Bytes that can be written now without deleting anything."""
         return sum(v.free for v in self.by_number.values()) + self._unborn_capacity()
+
+    def disk_room(self) -> int:
+        """Bytes that fit before the disk is full: free pages of the volumes, and the disk's own."""
+        disk = os.statvfs(self.root)
+        return disk.f_bavail * disk.f_frsize + self.slack()
 
     def slack(self) -> int:
         """Bytes that can be written without any file growing."""

@@ -46,6 +46,8 @@ class Writer:
         self.lock = threading.RLock()
         self.counters: Counter[str] = Counter()
         self._purge_from = 0
+        self._unnamed: dict[int, BlockRow] = {}
+        """Blocks whose payloads were written for an index transaction that failed."""
         with index.env.begin() as txn:
             stored = txn.get(b"counters", db=index.dbs["meta"])
             cursor = txn.cursor(index.dbs["victims"])
@@ -73,28 +75,28 @@ class Writer:
             if not fresh and layer is None:
                 return
             try:
+                self._take_back()
                 placed = self._payloads_or_none(fresh, layer)
                 counters = Counter(self.counters)
                 with self.index.env.begin(write=True) as txn:
-                    released = self._name(txn, placed, layer, counters)
+                    needed, victims = self._name(txn, placed, layer, counters)
                     if layer is not None:
                         self._tree(txn, layer)
                         counters.update(layer.counters)
                     self._meta(txn, counters)
-            except lmdb.Error as error:
+            except (lmdb.Error, OSError) as error:
                 raise StoreFull(str(error)) from error
+            self._unnamed.clear()
             # Revived before they count as victims: nobody must see them as room for a moment.
-            for block, row in placed:
-                if block in released:
-                    self.blocks.revive(block, row.stored)
+            for block, stored in victims.items():
+                self.blocks.revive(block, stored)
             self.counters = counters
             written = dict(placed)
             with self.blocks.lock:
                 for each in fresh:
                     if each.id in written:
                         self.blocks.pool.remove(each)
-            if layer is not None:
-                self.blocks.referenced(layer.refs)
+            self.blocks.referenced(needed)
 
     def _take(self, layer: Layer | None) -> list[Fresh]:
         """The blocks to write: all for a commit, else a batch. What nobody wants any more is dropped."""
@@ -121,7 +123,18 @@ class Writer:
         except StoreFull:
             if layer is None or any(block.id in layer.refs for block in fresh):
                 raise
+            self._take_back()
             return []
+
+    def _take_back(self) -> None:
+        """Delete the payloads that no index row came to name; their blocks are still in the pool."""
+        by_volume: dict[int, list[tuple[int, BlockRow]]] = {}
+        for block, row in self._unnamed.items():
+            by_volume.setdefault(row.volume, []).append((block, row))
+        for number, items in by_volume.items():
+            self.volumes.by_number[number].delete(items)
+            for block, _ in items:
+                del self._unnamed[block]
 
     def _payloads(self, fresh: list[Fresh]) -> list[tuple[int, BlockRow]]:
         """Put payloads into volumes, an entry's blocks side by side where there is room."""
@@ -130,8 +143,9 @@ class Writer:
         refused: set[int] = set()
         while todo:
             need = sum(footprint(block.row.stored) for block in todo)
-            if self.volumes.free < need:
-                self._purge(need - self.volumes.free)
+            room = min(self.volumes.free, self.volumes.disk_room())
+            if room < need:
+                self._purge(need - room)
             volume = self.volumes.pick(min(need, self.budget.batch), without=refused)
             run: list[Fresh] = []
             room = min(volume.free, max(self.budget.batch, footprint(todo[0].row.stored)))
@@ -144,8 +158,9 @@ class Writer:
                 if not run:
                     raise lmdb.MapFullError("no room for one block")
                 parts = volume.put((block.id, block.payload) for block in run)
-            except lmdb.MapFullError:
-                # Enough free pages, but no run of them long enough. Another volume may have one.
+            except lmdb.Error:
+                # Enough free pages, but no run of them long enough, or the disk is full and the
+                # file cannot grow to have one. Another volume may have one.
                 refused.add(volume.number)
                 if self.volumes.has_room(without=refused):
                     continue
@@ -153,6 +168,7 @@ class Writer:
                 run = run or todo[:1]
                 refused.clear()
             placed += [(b.id, b.row._replace(volume=volume.number, parts=parts[b.id])) for b in run]
+            self._unnamed.update(placed)
             todo = todo[len(run) :]
         return placed
 
@@ -163,7 +179,7 @@ class Writer:
                 for volume in sorted(self.volumes.by_number.values(), key=lambda v: v.free, reverse=True):
                     try:
                         return volume, volume.put(((block.id, block.payload) for block in run), part_bytes)
-                    except lmdb.MapFullError:
+                    except lmdb.Error:
                         continue
             # Pages freed last stay out of reach while a reader's snapshot is older. Readers are brief.
             time.sleep(0.01 * attempt)
@@ -172,12 +188,17 @@ class Writer:
         raise StoreFull("the volumes are full")
 
     def _name(self, txn: lmdb.Transaction, placed: list[tuple[int, BlockRow]], layer: Layer | None,
-              counters: Counter[str]) -> set[int]:  # fmt: skip
-        """Index rows for new blocks, and reference counts; the new blocks that are victims."""
+              counters: Counter[str]) -> tuple[set[int], dict[int, int]]:  # fmt: skip
+        """Index rows for new blocks, and reference counts.
+
+        Of the blocks concerned: those that files need now, and those that became victims
+        with their stored bytes.
+        """
         dbs = self.index.dbs
         deltas = Counter(layer.refs) if layer is not None else Counter()
         rows = dict(placed)
-        victims: set[int] = set()
+        needed: set[int] = set()
+        victims: dict[int, int] = {}
         for block, row in placed:
             key = int_key(block)
             txn.put(key, row.pack(), db=dbs["blocks"])
@@ -191,8 +212,10 @@ class Writer:
             counters["stored_bytes"] += row.raw
             count = deltas.pop(block, 0)
             txn.put(key, Refs(max(0, count), 0).pack(), db=dbs["refs"])
-            if count <= 0:
-                victims.add(block)
+            if count > 0:
+                needed.add(block)
+            else:
+                victims[block] = row.stored
                 self._to_victim(txn, block, row, counters)
         for block, delta in deltas.items():
             if not delta:
@@ -211,9 +234,12 @@ class Writer:
                 counters["compressed_bytes"] += footprint(row.stored)
                 counters["stored_bytes"] += row.raw
             txn.put(key, Refs(count, 0).pack(), db=dbs["refs"])
-            if was.number and not count:
+            if count:
+                needed.add(block)
+            elif was.number:
+                victims[block] = row.stored
                 self._to_victim(txn, block, row, counters)
-        return victims
+        return needed, victims
 
     def _to_victim(self, txn: lmdb.Transaction, block: int, row: BlockRow, counters: Counter[str]) -> None:
         key = int_key(block)
@@ -242,9 +268,15 @@ class Writer:
     # -- deleting
 
     def purge(self, wanted: int) -> int:
-        """Delete victims, oldest first, until about ``wanted`` bytes are free again; the bytes freed."""
+        """Delete victims, oldest first, until about ``wanted`` bytes are free again; the bytes freed.
+
+        Raises StoreFull when the disk is too full even for that.
+        """
         with self.lock:
-            return self._purge(wanted)
+            try:
+                return self._purge(wanted)
+            except (lmdb.Error, OSError) as error:
+                raise StoreFull(str(error)) from error
 
     def _purge(self, wanted: int) -> int:
         total = 0
@@ -288,6 +320,7 @@ class Writer:
         total = sum(footprint(row.stored) for _, _, row in chosen)
         # Until the counters say so too, the freed bytes must not count twice as room.
         self._withhold(total)
+        figures = [(v, v.used, v.blocks) for v in self.volumes.by_number.values()]
         try:
             by_volume: dict[int, list[tuple[int, BlockRow]]] = {}
             for _, block, row in chosen:
@@ -312,6 +345,10 @@ class Writer:
                     counters["victim_bytes"] -= footprint(row.stored)
                 self._meta(txn, counters)
             self.counters = counters
+        except lmdb.Error:
+            for volume, used, blocks in figures:
+                volume.used, volume.blocks = used, blocks  # the rows are still there, to be deleted again
+            raise
         finally:
             self._withhold(-total)
             with self.blocks.lock:

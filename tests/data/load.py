@@ -13,7 +13,7 @@ import zstandard
 
 HERE = Path(__file__).parent
 
-# Packs, and the files in each. One .tar.zst holds states that share a prefix, so it takes little more than one of them.
+# Packs, and the files in each: states that share a prefix, so a pack takes little more than one of them.
 PACKS = {
     "dense": ["archs/llama-dense.a.bin", "archs/llama-dense.c.bin", "archs/llama-dense.b.bin"],
     "dense-fa-off": ["archs-fa-off/llama-dense.a.bin", "archs-fa-off/llama-dense.c.bin"],
@@ -32,7 +32,7 @@ PACKS = {
 
 
 def real_states() -> dict[str, bytes]:
-    """Every state, by ``PACK/FILE`` (``dense/llama-dense.a.bin``), in the order of PACKS, and the recurrent ones."""
+    """Every state, by ``PACK/FILE`` (``dense/llama-dense.a.bin``); the recurrent ones come last."""
     states: dict[str, bytes] = {}
     for pack in PACKS:
         raw = zstandard.ZstdDecompressor().stream_reader((HERE / f"{pack}.tar.zst").read_bytes()).read()
@@ -54,7 +54,7 @@ def recurrent_only(hybrid: bytes) -> bytes:
     """
     (words,) = struct.unpack_from("<I", hybrid, 8)
     header = 12 + 4 * words
-    # The module ends the file. It starts with: 1 cell, at the last token's position, 0 sequence ids, s_trans 0.
+    # The module ends the file, and starts: 1 cell, at the last position, 0 sequence ids, s_trans 0.
     cell = hybrid.rindex(struct.pack("<4I", 1, last_position(hybrid, header), 0, 0))
     return hybrid[:header] + hybrid[cell:]
 

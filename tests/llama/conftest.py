@@ -120,6 +120,9 @@ def save_three_chats(llama: Paths, model: Path, directory: Path) -> Saved:
     with Server(llama, model, directory, "-fa", "on") as server:
         saved = Saved(directory, smolkinds.chats(server).prompts)
         for name, prompt in zip(saved.names, saved.prompts, strict=True):
+            server.completion(prompt, n_predict=ANSWER)
+            # Asked again, only its last token is computed, as after a restore. A whole prompt is computed
+            # in larger batches, which round differently and can turn a close choice of words.
             saved.texts.append(server.completion(prompt, n_predict=ANSWER)["content"])
             server.save(name)
     return saved

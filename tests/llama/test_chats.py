@@ -12,10 +12,8 @@ from .conftest import Mount, Saved, copy_in, restore_three_chats, save_three_cha
 pytestmark = pytest.mark.llama
 
 
-def test_three_chats_survive_restarts(
-    llama: Paths, smollm2: Path, mount: Mount, plain_chats: Saved
-) -> None:
-    """Saved through the mount, all restarted, restored: nothing is computed again, and the text is the same."""
+def test_three_chats_survive_restarts(llama: Paths, smollm2: Path, mount: Mount, plain_chats: Saved) -> None:
+    """Saved through the mount, all restarted, restored: nothing is computed again, same text."""
     mounted = mount()
     saved = save_three_chats(llama, smollm2, mounted.path)
     assert saved.prompts == plain_chats.prompts

@@ -47,32 +47,33 @@ class Line:
     def __str__(self) -> str:
         return (
             f"{self.models:>6} {self.files:>5} {self.total:>12,} {self.rows / max(self.total, 1):>6.1%} "
-            f"{self.coverage:>8.2%} {self.best:>12,} {self.stored:>12,} {self.stored / max(self.best, 1):>7.4f}"
+            f"{self.coverage:>8.2%} {self.best:>12,} {self.stored:>12,} "
+            f"{self.stored / max(self.best, 1):>7.4f}"
         )
 
 
-HEADER = f"{'':34} {'models':>6} {'files':>5} {'bytes':>12} {'rows':>6} {'found':>8} {'oracle':>12} {'stored':>12}"
+HEADER = " models files        bytes   rows    found       oracle       stored   ratio"
 
 
 def copy_and_measure(paths: list[Path], mounted: Mounted, *, runs: bool = False) -> Line:
-    """Copy files into a mount; what they added to its stats, beside the oracle's figures for them alone."""
-    best, before = understood(paths), mounted.stats()
-    copy_in(paths, mounted, lambda path: f"{path.parent.name}.{path.name}")
-    after = mounted.stats()
+    """Copy files into a new mount; its stats beside the oracle's figures."""
+    best = understood(paths)
+    copy_in(paths, mounted)
+    stats = mounted.stats()
     return Line(
         models=1,
         files=len(paths),
         total=best.total,
         rows=best.row_bytes,
-        recognised=after["row_bytes"] - before["row_bytes"],
+        recognised=stats["row_bytes"],
         best=best.stored_in_runs if runs else best.stored,
-        stored=after["stored_bytes"] - before["stored_bytes"],
+        stored=stats["stored_bytes"],
     )
 
 
 def print_table(title: str, lines: dict[str, Line], capsys: pytest.CaptureFixture[str]) -> None:
     with capsys.disabled():
-        print(f"\n{title}\n{HEADER}")
+        print(f"\n{title}\n{'':34}{HEADER}")
         for name, line in sorted(lines.items()):
             print(f"{name:34} {line}")
 
@@ -81,29 +82,33 @@ def print_table(title: str, lines: dict[str, Line], capsys: pytest.CaptureFixtur
 def test_every_architecture(
     kind: str, states: States, mount: Mount, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Three states of each architecture: rows are found, and repeated ones stored once."""
+    """Three states of each architecture: rows are found, and repeated ones stored once.
+
+    All random models have the same weights, so each gets a store of its own: in one for all, they would
+    share with each other.
+    """
     by_model: dict[str, list[Path]] = defaultdict(list)
     for path in states(kind):
         by_model[path.name.split(".")[0]].append(path)
     assert len(by_model) >= 124
-    mounted = mount()
     problems, table, everything = [], defaultdict[str, Line](Line), Line()
     for model, paths in by_model.items():
+        family = understood(paths[:1]).files[0].state.family
+        if kind == "archs-fa-off" and "/T" not in family:
+            continue  # without V to transpose it is the same state as with -fa on
+        mounted = mount()
         line = copy_and_measure(paths, mounted)
-        table[understood(paths[:1]).files[0].state.family].add(line)
+        mounted.umount()
+        table[family].add(line)
         everything.add(line)
         if problem := line.problem():
             problems.append(f"{model}: {problem}")
-    print_table(f"{kind}, {len(by_model)} models", {**table, "~ all": everything}, capsys)
-    assert not problems
-    # Models of different kinds share too (same random weights); the bound holds for all of them together.
-    assert mounted.stats()["stored_bytes"] <= 1.01 * everything.best + SLACK * everything.files
+    print_table(f"{kind}, {everything.models} models", {**table, "~ all": everything}, capsys)
+    assert not problems, "\n".join(problems)
 
 
 @pytest.mark.parametrize("kind", ["variants", "slots", "fragmented", "shift", "session"])
-def test_every_variant(
-    kind: str, states: States, mount: Mount, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_variant(kind: str, states: States, mount: Mount, capsys: pytest.CaptureFixture[str]) -> None:
     """Cache types, transposed V, slots, shifted and fragmented caches, session files: the same bounds."""
     folders: dict[str, list[Path]] = defaultdict(list)
     for path in states(kind):

@@ -1,17 +1,22 @@
 """Whatever the bytes: all come out again, in bounded memory, and torn saves are told from whole ones."""
 
-from itertools import accumulate, cycle
+import random
+import time
+from itertools import accumulate
+from pathlib import Path
 from struct import pack
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cachefs.states import Cutter, Piece
+from cachefs.states import Cutter
 
-from . import build
+from . import build, mutate
+from .properties import check, check_followed, check_input, cut
 
 LAYOUTS = build.every_layout()
+CORPUS = sorted((Path(__file__).parents[1] / "data" / "fuzz").glob("*.bin"))
 SMALL = {
     "dense": build.ggsq(range(20), build.kv(range(20), width=32)),
     "window": build.ggsq(range(20), build.kv(range(20), width=32, ext=12), build.kv(range(12, 20), width=32)),
@@ -27,35 +32,6 @@ SMALL = {
     "old": build.ggsq(range(20), build.old_kv(range(20), width=16), version=2),
     "ik": build.ggsq(range(20), build.ik_kv(range(20), width=16), version=3),
 }
-
-
-def shape(pieces: list[Piece]) -> list[object]:
-    return [(type(p).__name__, bytes(p.data), getattr(p, "cells", 0)) for p in pieces]
-
-
-def check(data: bytes, sizes: list[int]) -> Cutter:
-    """Feed ``data`` in one piece and in pieces of ``sizes``, in turn."""
-    whole = Cutter(target=1024)
-    expected = [*whole.feed(data), *whole.finish()]
-    assert b"".join(piece.data for piece in expected) == data
-    cutter, pieces, at, out = Cutter(target=1024), list[Piece](), 0, 0
-    for size in cycle(sizes):
-        if at >= len(data):
-            break
-        new = cutter.feed(data[at : at + size])
-        pieces += new
-        at = min(len(data), at + size)
-        out += sum(len(piece.data) for piece in new)
-        assert cutter.held == at - out
-    assert cutter.held_bytes() == data[out:]
-    pieces += cutter.finish()
-    assert shape(pieces) == shape(expected)
-    assert cutter.torn == whole.torn
-    assert cutter.promised == whole.promised
-    for side in (whole, cutter):
-        assert side.report.stopped is None or not side.report.stopped[1].startswith("error")
-        side.report.to_dict()
-    return cutter
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -212,3 +188,29 @@ def test_shared_foreign_bytes_cut_the_same() -> None:
         cutter = Cutter()
         both.append({bytes(piece.data) for piece in [*cutter.feed(lead + tail), *cutter.finish()]})
     assert sum(map(len, both[0] & both[1])) > len(tail) * 0.8
+
+
+@pytest.mark.parametrize("path", CORPUS, ids=lambda path: path.stem)
+def test_what_fuzzing_found(path: Path) -> None:
+    data = path.read_bytes()
+    check_input(data)
+    for filler in range(4):
+        check_followed(data, filler)
+
+
+@given(st.integers(0, 1 << 32))
+@settings(max_examples=100, deadline=None)
+def test_mutations_of_the_fuzz_tool(seed: int) -> None:
+    pool = mutate.seeds()
+    dice = random.Random(seed)
+    check_input(mutate.Mutator(pool)(dice.choice(pool), dice))
+
+
+@pytest.mark.parametrize(
+    "one", [build.ggsq([], build.noise(300)), b"qsgg\0\0\0\0" + build.noise(300), b"qsgg\0\0\0\0"]
+)
+def test_magics_without_a_state_cost_no_more_in_one_call(one: bytes) -> None:
+    """Each stops the search for the next one, which must not look through all that was fed again."""
+    before = time.process_time()
+    cut([one * ((4 << 20) // len(one))], 256 * 1024)
+    assert time.process_time() - before < 5

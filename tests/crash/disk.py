@@ -1,0 +1,62 @@
+"""Filesystems in a file, on loop devices: for disks that fill up, and for those whose power fails."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from ..running import eventually
+
+MAKE = {"xfs": ["mkfs.xfs", "-q"], "ext4": ["mkfs.ext4", "-q", "-F"]}
+
+
+def _run(*command: object) -> None:
+    subprocess.run(list(map(str, command)), check=True, capture_output=True, timeout=60)
+
+
+class Disk:
+    """One such filesystem, mounted at ``path``."""
+
+    def __init__(self, folder: Path, kind: str, size: int) -> None:
+        self.image, self.path = folder / "image", folder / "disk"
+        self.path.mkdir()
+        with self.image.open("wb") as file:
+            file.truncate(size)
+        _run(*MAKE[kind], self.image)
+        self.up()
+
+    def up(self) -> None:
+        _run("mount", "-o", "loop", self.image, self.path)
+
+    def fail(self, *, log: bool) -> None:
+        """Nothing more reaches the disk. ``log``: what the filesystem has in its log by now does."""
+        _run("xfs_io", "-x", "-c", "shutdown -f" if log else "shutdown", self.path)
+
+    def down(self) -> None:
+        """A process that was just killed may keep it busy a little longer."""
+
+        def gone() -> bool:
+            return subprocess.run(["umount", self.path], capture_output=True).returncode == 0
+
+        assert eventually(gone)
+
+
+def make_disk(folder: Path, kind: str, size: int) -> Disk:
+    """Skips the test where there are no loop devices."""
+    missing = [tool for tool in (MAKE[kind][0], "xfs_io", "losetup") if not _is_there(tool)]
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+    if missing:
+        pytest.skip(f"needs {' and '.join(missing)}")
+    try:
+        return Disk(folder, kind, size)
+    except subprocess.CalledProcessError as error:
+        pytest.skip(f"no loop devices here: {error.stderr.decode(errors='replace').strip()}")
+
+
+def _is_there(tool: str) -> bool:
+    return shutil.which(tool, path="/sbin:/usr/sbin:/bin:/usr/bin") is not None

@@ -1,0 +1,38 @@
+"""Writing that fails or ends half-way, and the start after it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from cachefs.store import Store
+
+
+class Broken(Exception):
+    """Stands for the process ending here."""
+
+
+@contextmanager
+def failing(store: Store, method: str, error: Exception) -> Iterator[None]:
+    """One step of writing fails: `_meta` is the last within the index transaction."""
+    original = getattr(store.writer, method)
+
+    def fail(*arguments: Any) -> None:
+        raise error
+
+    setattr(store.writer, method, fail)
+    try:
+        yield
+    finally:
+        setattr(store.writer, method, original)
+
+
+def crash(store: Store, path: Path) -> Store:
+    """The store as the next process finds it: nothing pending was written."""
+    store._writing.shutdown()
+    store.volumes.close()
+    store.index.close()
+    store._lock.release()
+    return Store.open(path)
