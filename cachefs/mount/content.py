@@ -63,6 +63,8 @@ class Content:
         self._failed = 0
         self._folded = 0
         self._dirty = False
+        self._torn = False
+        self.version = 0
         self.size = inode.size
         self.mtime = inode.mtime
         self.ctime = inode.ctime
@@ -125,8 +127,10 @@ class Content:
 
     async def _append(self, stream: Stream, data: bytes) -> None:
         if not stream.has_credit(len(data)) and not stream.reserve(len(data)):
-            await self._upkeep.make_room(len(data))
-            stream.reserved(len(data))
+            await stream.drain()  # what waits counts twice while it is placed, and may be shared
+            if not stream.reserve(len(data)):
+                await self._upkeep.make_room(len(data))
+                stream.reserved(len(data))
         if self._upkeep.is_low():
             self._upkeep.wake()
         self._touch()
@@ -140,7 +144,9 @@ class Content:
             self._fail(stream.failed or errno.ENOSPC)
 
     def _touch(self) -> None:
+        self.version += 1
         self._dirty = True
+        self._torn = False
         self.mtime = self.ctime = clock()
 
     def _fail(self, error: int) -> None:
@@ -293,7 +299,11 @@ class Content:
                     if self._base is None:
                         await self._persist()
                     return
+            stream = self._stream
             await self._settle()
+            self._torn = stream is not None and self._is_torn(stream)
+            if self._torn and self._base is not None:
+                return  # only its end told so
             await self._persist()
 
     async def sync(self) -> None:
@@ -306,21 +316,22 @@ class Content:
     async def release(self, *, keep_torn: bool) -> bool:
         """The last writer has gone. True if the old version was put back in place of a torn one."""
         async with self._lock:
-            torn = bool(self._failed)
+            torn = bool(self._failed) or self._torn
+            stream = self._stream
             try:
-                if self._stream is not None:
-                    await self._stream.drain()
-                    torn = torn or self._is_torn(self._stream) or bool(self._stream.failed)
                 try:
                     await self._settle()
                 except OSError:
                     torn = True
+                if stream is not None:
+                    torn = torn or self._is_torn(stream)
                 if torn and self._base is not None and not keep_torn:
                     self._restore_base()
                     return True
+                if self._folded > self._recipe.size // 2 and self._folded > 1 << 20:
+                    await self._recut()
+                    self._dirty = True
                 if self._dirty:
-                    if self._folded > self._recipe.size // 2 and self._folded > 1 << 20:
-                        await self._recut()
                     await self._persist()
                 return False
             finally:
@@ -328,6 +339,7 @@ class Content:
                 self._base_holds = []
                 self._base = None
                 self._failed = 0
+                self._torn = False
 
     def _is_torn(self, stream: Stream) -> bool:
         """Whether a save ended before its state did, as far as its headers and the version before tell.
@@ -348,6 +360,7 @@ class Content:
         self._store.index.active.counters["torn_saves"] += 1
         self._recipe, self._row_bytes, self._about = base.recipe, base.row_bytes, base.about
         self._overlay = Overlay()
+        self.version += 1
         self.size, self.mtime = base.recipe.size, base.mtime
         # They may be victims by now, and must stay until this version is committed.
         self._holds += self._base_holds
@@ -383,7 +396,8 @@ class Content:
         tree.touch(self._ino)
         self._store.index.active.holds.append(self._holds)
         self._holds = []
-        self._dirty = False
+        # What a stream holds back is to be cut yet, and only its end says what the file is.
+        self._dirty = self._stream is not None
 
     async def _recut(self) -> None:
         """Cut a file that was written out of order along its rows, as if it had come in order."""

@@ -346,7 +346,7 @@ class CacheFS(pyfuse3.Operations):
         if handle.content.is_dirty:
             handle.reader.reset()
             return await handle.content.read(off, size)
-        return await handle.reader.read(off, size, handle.content.size)
+        return await handle.reader.read(off, size, handle.content.size, handle.content.version)
 
     @_guarded
     async def write(self, fh: int, off: int, buf: bytes) -> int:

@@ -33,16 +33,20 @@ class ReadAhead:
         self._nursery = nursery
         self._fetch = fetch
         self._pieces: deque[_Piece] = deque()
-        self._next = 0
+        self._next = -1
         self._in_a_row = 0
+        self._version = 0
 
     def reset(self) -> None:
         """Forget what was fetched; the file has changed."""
         self._pieces.clear()
         self._in_a_row = 0
 
-    async def read(self, offset: int, size: int, end: int) -> Buffer:
-        """``size`` bytes from ``offset`` of a file of ``end`` bytes."""
+    async def read(self, offset: int, size: int, end: int, version: int = 0) -> Buffer:
+        """``size`` bytes from ``offset`` of a file of ``end`` bytes; ``version`` moves when it changes."""
+        if version != self._version:
+            self._version = version
+            self.reset()
         self._in_a_row = self._in_a_row + 1 if offset == self._next else 0
         self._next = offset + size
         if not self._in_a_row or size < 32 << 10:

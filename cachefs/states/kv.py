@@ -26,7 +26,6 @@ from .headers import (
 from .report import Module, Section
 from .source import BAND_ROWS, Source, Step
 
-
 # What a section costs at least, in bytes cut in that time.
 _SECTION = 512
 

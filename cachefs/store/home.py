@@ -84,7 +84,10 @@ class Lock:
     """
 
     def __init__(self, path: Path, mountpoint: str = "") -> None:
-        self._fd = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            self._fd = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise StoreRefused(f"{path}: cannot be locked: {_reason(error)}") from None
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -94,8 +97,12 @@ class Lock:
             raise StoreRefused(
                 f"{path}: in use by process {holder.get('pid', 'unknown')}{where}; unmount it first"
             ) from None
-        os.ftruncate(self._fd, 0)
-        os.pwrite(self._fd, json.dumps({"pid": os.getpid(), "mountpoint": mountpoint}).encode(), 0)
+        try:
+            os.ftruncate(self._fd, 0)
+            os.pwrite(self._fd, json.dumps({"pid": os.getpid(), "mountpoint": mountpoint}).encode(), 0)
+        except OSError as error:
+            os.close(self._fd)
+            raise StoreRefused(f"{path}: cannot be locked: {_reason(error)}") from None
 
     def release(self) -> None:
         os.ftruncate(self._fd, 0)

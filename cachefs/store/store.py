@@ -320,7 +320,8 @@ def _never(ino: int) -> bool:
 
 def _remembered(path: Path) -> int | None:
     """The maximum that an existing store had."""
-    if not (path / "index" / "data.mdb").exists():
+    data = path / "index" / "data.mdb"
+    if not data.exists() or not data.stat().st_size:  # empty: a crash while the store was made
         return None
     with lmdb.open(str(path / "index"), readonly=True, max_dbs=64) as env:
         try:

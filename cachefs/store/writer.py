@@ -72,7 +72,7 @@ class Writer:
     def _write(self, layer: Layer | None) -> None:
         with self.lock:
             fresh = self._take(layer)
-            if not fresh and layer is None:
+            if not fresh and layer is None and not self._unnamed:
                 return
             try:
                 self._take_back()

@@ -166,13 +166,7 @@ async def test_a_state_however_it_is_written(desk: Desk, step: int) -> None:
     assert inode.row_bytes == 2 * 2 * 900 * 512
 
 
-SYNCED = pytest.mark.xfail(reason="a file that was synced is not settled when it is closed")
-
-
-@pytest.mark.parametrize(
-    "how",
-    [pytest.param("sync", marks=SYNCED), pytest.param("sync twice", marks=SYNCED), "read", "commit"],
-)
+@pytest.mark.parametrize("how", ["sync", "sync twice", "read", "commit"])
 async def test_a_save_that_is_synced_or_read_shares_like_another(desk: Desk, how: str) -> None:
     """Clients sync before they close and rename: what the file is, and what it shares, stays the same."""
     await desk.save(b"first", STATE)
@@ -200,7 +194,6 @@ async def test_a_save_that_is_synced_or_read_shares_like_another(desk: Desk, how
     assert await desk.load(b"again") == STATE
 
 
-@pytest.mark.xfail(reason="the flush before it leaves release nothing to do")
 async def test_out_of_order_shares_like_in_order(desk: Desk) -> None:
     """A file written backwards is cut along its rows when it is closed."""
     state = build.ggsq(range(2500), build.kv(range(2500), width=512))

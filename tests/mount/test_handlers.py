@@ -75,7 +75,6 @@ async def client() -> AsyncIterator[Client]:
         assert_exact(store)
 
 
-@pytest.mark.xfail(reason="what was read ahead is kept when another handle has written and closed")
 async def test_a_reader_sees_what_another_handle_wrote() -> None:
     """Not what was read ahead before that."""
     async with client() as one:

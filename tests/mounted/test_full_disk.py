@@ -48,10 +48,10 @@ def put(path: Path, data: bytes) -> None:
 
 def test_what_can_go_goes(m: Mounted) -> None:
     """A disk that is full is a bound like any other."""
-    for number in range(30):
+    for number in range(20):
         put(m.path / f"{number:02d}", content(number))
     left = sorted(os.listdir(m.path))
-    assert left == [f"{number:02d}" for number in range(30 - len(left), 30)]
+    assert left == [f"{number:02d}" for number in range(20 - len(left), 20)]
     assert len(left) >= 5
     m.remount()
     assert all((m.path / name).read_bytes() == content(int(name)) for name in left)

@@ -214,3 +214,29 @@ def test_magics_without_a_state_cost_no_more_in_one_call(one: bytes) -> None:
     before = time.process_time()
     cut([one * ((4 << 20) // len(one))], 256 * 1024)
     assert time.process_time() - before < 5
+
+
+TINY = {
+    "empty kv": build.kv([]),
+    "blob, empty kv": build.blob(build.kv([])),
+    "bare head": build.ggsq([]),
+    "recurrent": build.recurrent(layers=1, r_width=4, s_width=4),
+    "kv": build.kv([5], layers=1, width=4),
+    "old kv": build.old_kv([5, 6], layers=1, width=4),
+    "deepseek4": pack("<III", 0x34565344, 1, 0),
+    "compressed K": build.dsv4_k(0, layers=0),
+    "compressor state": build.dsv4_state(1, 1, layers=1, width=2),
+    "many layers": build.kv([5], layers=1000, width=2),
+}
+
+
+@pytest.mark.parametrize("lead", [b"", pack("<III", 0x34565344, 1, 0)])
+@pytest.mark.parametrize("name", TINY)
+def test_tiny_modules_without_end(name: str, lead: bytes) -> None:
+    """Each costs time and a piece of its own, so there is an end to it: of 900,000 words few are pieces."""
+    unit = TINY[name]
+    data = build.ggsq([]) + lead + unit * ((3 << 20) // len(unit))
+    cutter, pieces = cut([data], 256 * 1024)
+    if name != "many layers":  # a piece for each of a thousand layers is what was asked for; up to a point
+        assert len(pieces) < 120_000
+        assert cutter.report.stopped

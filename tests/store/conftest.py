@@ -34,16 +34,15 @@ def _opener(path: Path) -> Iterator[Opener]:
 
 
 @pytest.fixture
-def opened(tmp_path: Path) -> Iterator[Opener]:
-    """``opened(max_bytes)`` opens the test's store, closing it first where it is open."""
-    with _opener(tmp_path / "store") as reopen:
-        yield reopen
+def tmp_path() -> Iterator[Path]:
+    with in_memory() as place:
+        yield Path(place)
 
 
 @pytest.fixture
-def opened_in_memory() -> Iterator[Opener]:
-    """The same, where writing is quick."""
-    with in_memory() as place, _opener(Path(place) / "store") as reopen:
+def opened(tmp_path: Path) -> Iterator[Opener]:
+    """``opened(max_bytes)`` opens the test's store, closing it first where it is open."""
+    with _opener(tmp_path / "store") as reopen:
         yield reopen
 
 

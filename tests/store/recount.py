@@ -57,7 +57,10 @@ def assert_nothing_leaks(store: Store) -> None:
 def discrepancies(store: Store, *, interrupted: bool = False) -> list[str]:
     """Where the committed index and a count from scratch differ, one sentence each."""
     with store.index.snapshot() as txn:
-        tables: Tables = {name: dict(txn.cursor(store.index.dbs[name])) for name in TABLES}
+        tables: Tables = {
+            name: {bytes(key): bytes(value) for key, value in txn.cursor(store.index.dbs[name])}
+            for name in TABLES
+        }
     wrong: list[str] = []
     inodes = {of_be(key): Inode.unpack(value) for key, value in tables["inodes"].items()}
     rows = {int_of(key): BlockRow.unpack(value) for key, value in tables["blocks"].items()}

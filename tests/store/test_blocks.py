@@ -194,7 +194,7 @@ def test_damage_is_an_error_never_wrong_bytes(store: Store, damage: str, compres
     block = only_block(store, ino)
     volume = store.volumes.by_number[1]
     with volume.env.begin(db=volume.db) as txn:
-        payload = txn.get(int_key(block))
+        payload = bytes(txn.get(int_key(block)) or b"")
     assert (len(payload) < len(data)) == compressible
     overwrite(store, block, DAMAGE[damage](payload))
     if compressible and damage == "longer":

@@ -64,9 +64,9 @@ class Churn:
             self.check_bound()
 
 
-def test_random_churn_stays_below(opened_in_memory: Opener) -> None:
+def test_random_churn_stays_below(opened: Opener) -> None:
     """Three times over with blocks from 100 bytes to 256 KiB: nothing is refused and nothing is lost."""
-    store = opened_in_memory(SMALL)
+    store = opened(SMALL)
     churn = Churn(store, 5, [100, 1500, 4000, 5000, 20_000, 65_536, 131_072, 200_000, 262_144])
     number = 0
     while store.counters()["new_block_bytes"] < 3 * SMALL:
@@ -81,14 +81,14 @@ def test_random_churn_stays_below(opened_in_memory: Opener) -> None:
         assert content(store, store.tree.require(1, name).ino) == churn.files[name]
     assert_exact(store)
     assert_nothing_leaks(store)
-    store = opened_in_memory()
+    store = opened()
     assert names(store) == left
     assert_exact(store)
 
 
-def test_small_blocks_only(opened_in_memory: Opener) -> None:
+def test_small_blocks_only(opened: Opener) -> None:
     """Thousands of blocks of a few hundred bytes: leaf pages and index rows stay within their maps."""
-    store = opened_in_memory(SMALL)
+    store = opened(SMALL)
     churn = Churn(store, 6, [100, 300, 700, 1999, 2001])
     for number in range(600):
         churn.step(number)
@@ -97,10 +97,10 @@ def test_small_blocks_only(opened_in_memory: Opener) -> None:
     assert_exact(store)
 
 
-def test_room_is_what_can_be_written(opened_in_memory: Opener) -> None:
+def test_room_is_what_can_be_written(opened: Opener) -> None:
     """What room promises can be had without evicting, in blocks of any size."""
     for size in (5000, 65_536, 262_144):
-        store = opened_in_memory(SMALL)
+        store = opened(SMALL)
         placer = store.placer()
         number = size
         while store.room() > 2 * size:

@@ -97,6 +97,35 @@ def test_the_lock_says_who_holds_it(tmp_path: Path) -> None:
     Store.open(tmp_path / "s").close()
 
 
+def test_a_lock_that_cannot_be_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sentence for a read-only or a full disk, too."""
+    Store.open(tmp_path / "s", SMALL).close()
+
+    def full(*arguments: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", full)
+        refused(tmp_path / "s", "the disk is full")
+    (tmp_path / "s" / "lock").unlink()
+    (tmp_path / "s" / "lock").mkdir()
+    refused(tmp_path / "s", "cannot be locked", "directory")
+
+
+@pytest.mark.parametrize("garbage", [b"", b"x", bytes(8192), b"\xff" * 100_000])
+def test_an_index_that_is_none(tmp_path: Path, garbage: bytes) -> None:
+    """A damaged index is refused in a sentence, and the lock let go; an empty file is a new one."""
+    Store.open(tmp_path / "s", SMALL).close()
+    (tmp_path / "s" / "index" / "data.mdb").write_bytes(garbage)
+    for _ in range(2):
+        if garbage:
+            with pytest.raises(StoreRefused, match="cannot be opened") as caught:
+                Store.open(tmp_path / "s", SMALL)
+            assert "\n" not in str(caught.value)
+        else:
+            Store.open(tmp_path / "s", SMALL).close()
+
+
 def test_a_dead_holder_does_not_count(tmp_path: Path) -> None:
     """The lock goes with its process, even when that was killed."""
     code = (

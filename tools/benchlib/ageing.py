@@ -139,7 +139,7 @@ def _churn(mount: CacheMount, churn: "Churn", size: int) -> None:
 
 def turnover(bench: Bench) -> Iterator[Row]:
     """20 times the bound in new bytes: speed and du while it lasts, restores afterwards."""
-    bound = bench.size(512 * MIB, 256 * MIB)
+    bound = bench.bound or bench.size(512 * MIB, 128 * MIB)
     shape = Shape(8, 1024)
     churn = Churn(shape, shape.cells_for(bound // 12))
     steps: list[tuple[int, int, float]] = []

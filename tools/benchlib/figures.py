@@ -57,6 +57,7 @@ class Bench:
     quick: bool
     repeat: int
     states: Path | None
+    bound: int | None
     stack: ExitStack
 
     def size(self, full: int, quick: int) -> int:

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Read 4 KiB at random places of a file until standard input ends; print each read's seconds.
+"""Read 4 KiB at random places of files until standard input ends; print each read's seconds, a line a file.
 
-prober.py FILE
+prober.py FILE...
 """
 
 import os
@@ -12,18 +12,20 @@ import time
 
 
 def main() -> None:
-    """Say "ready", then read every few milliseconds."""
-    fd = os.open(sys.argv[1], os.O_RDONLY)
-    size = os.fstat(fd).st_size
+    """Say "ready", then read from each file every millisecond or so."""
+    files = [os.open(path, os.O_RDONLY) for path in sys.argv[1:]]
+    size = min(os.fstat(fd).st_size for fd in files)
     rng = random.Random(1)
-    times: list[float] = []
+    times: list[list[float]] = [[] for _ in files]
     print("ready", flush=True)
     while not select.select([sys.stdin], [], [], 0.001)[0]:
-        offset = rng.randrange(size - 4096)
-        start = time.perf_counter()
-        os.pread(fd, 4096, offset)
-        times.append(time.perf_counter() - start)
-    print(*times)
+        for fd, found in zip(files, times, strict=True):
+            offset = rng.randrange(size - 4096)
+            start = time.perf_counter()
+            os.pread(fd, 4096, offset)
+            found.append(time.perf_counter() - start)
+    for found in times:
+        print(*found)
 
 
 if __name__ == "__main__":

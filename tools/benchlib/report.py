@@ -11,6 +11,7 @@ from pathlib import Path
 
 import cachefs
 
+from . import realserver
 from .figures import Row
 from .mounts import ROOT
 
@@ -30,7 +31,16 @@ def header(work: Path) -> dict[str, str]:
         "machine": f"{os.cpu_count()} cores ({_cpu()}), {memory / 2**30:.0f} GiB",
         "load": f"{os.getloadavg()[0]:.1f} at the start",
         "versions": f"Python {platform.python_version()}, {packages}",
+        "llama": _llama(),
     }
+
+
+def _llama() -> str:
+    found = realserver.find()
+    if found is None:
+        return "no llama-server"
+    done = subprocess.run([found.server, "--version"], capture_output=True, text=True)
+    return (done.stderr + done.stdout).strip().partition("\n")[0]
 
 
 def _disk(path: Path) -> tuple[str, str]:

@@ -86,26 +86,31 @@ def cold(bench: Bench) -> Iterator[Row]:
 def latency(bench: Bench) -> Iterator[Row]:
     """4 KiB reads of another file by a second client while a save runs."""
     cells = BIG.cells_for(bench.size(512 * MIB, 192 * MIB))
-    tails: list[float] = []
+    other = statefile.make(BIG, [(1, BIG.cells_for(64 * MIB))])
+    mine: list[float] = []
+    empty: list[float] = []
     worst = 0.0
-    count = 0
-    with CacheMount(bench.folder("latency"), 6 * GIB) as mount:
-        target = mount.path / "other.bin"
-        client.plain_save(target, statefile.make(BIG, [(1, BIG.cells_for(64 * MIB))]))
+    with (
+        CacheMount(bench.folder("latency"), 6 * GIB) as mount,
+        EmptyMount(bench.folder("latency")) as nothing,
+    ):
+        targets = [mount.path / "other.bin", nothing.path / "other.bin"]
+        for target in targets:
+            client.plain_save(target, other)
         for i in bench.rounds():
             state = statefile.make(BIG, [(10 + i, cells)])
-            reads = _reads_beside(target, mount.path / f"state{i}.bin", state)
-            tails.append(1000 * reads[int(len(reads) * 0.99)])
+            reads, beside = _reads_beside(targets, mount.path / f"state{i}.bin", state)
+            mine.append(1000 * reads[int(len(reads) * 0.99)])
+            empty.append(1000 * beside[int(len(beside) * 0.99)])
             worst = max(worst, 1000 * reads[-1])
-            count += len(reads)
-    note = f"{count} reads, worst {worst:.1f} ms"
-    yield Row("latency", "p99 of 4 KiB reads during a save", tails, 20, unit="ms", note=note,
-              details={"worst_ms": worst})  # fmt: skip
+    note = f"worst {worst:.1f} ms; p99 of the empty filesystem meanwhile {median(empty):.2f} ms"
+    yield Row("latency", "p99 of 4 KiB reads during a save", mine, 20, unit="ms", note=note,
+              details={"worst_ms": worst, "empty_ms": median(empty)})  # fmt: skip
 
 
-def _reads_beside(target: Path, path: Path, state: statefile.State) -> list[float]:
-    """Seconds of each read, in order of size."""
-    command = [sys.executable, str(HERE / "prober.py"), str(target)]
+def _reads_beside(targets: list[Path], path: Path, state: statefile.State) -> list[list[float]]:
+    """Seconds of each read of each target, in order of size."""
+    command = [sys.executable, str(HERE / "prober.py"), *map(str, targets)]
     prober = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         assert prober.stdout is not None
@@ -115,4 +120,4 @@ def _reads_beside(target: Path, path: Path, state: statefile.State) -> list[floa
     finally:
         prober.kill()
         prober.wait()
-    return sorted(map(float, text.split()))
+    return [sorted(map(float, line.split())) for line in text.splitlines()]

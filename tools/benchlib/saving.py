@@ -39,7 +39,7 @@ class _Pair:
         (self._places[1] / f"state{self._number}.bin").unlink()
 
     def note(self) -> tuple[str, dict[str, float]]:
-        """What was measured, in words and in figures; for processor time, what the daemon still does counts."""
+        """What was measured, in words and in figures."""
         settle()
         cpu = 1000 * (self._mount.cpu() - self._cpu) / (self._bytes / MIB)
         size = self._bytes / (len(self.mine) or 1)
