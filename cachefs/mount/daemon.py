@@ -19,6 +19,7 @@ from cachefs import log as logs
 from cachefs.config import MountConfig
 from cachefs.errors import UserError
 from cachefs.mount import mountpoint as places
+from cachefs.mount.allocator import keep_memory
 from cachefs.sizes import format_size
 
 if TYPE_CHECKING:
@@ -127,6 +128,7 @@ def serve(launch: Launch, ready: Ready) -> int:
     config = launch.config
     os.umask(0o077)
     os.chdir("/")
+    keep_memory()
     if config.foreground:
         logs.start(config.log_file, config.debug)
     else:

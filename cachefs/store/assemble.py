@@ -17,15 +17,15 @@ def read(blocks: Blocks, source: Recipe, start: int, size: int) -> Buffer:
     stop = min(start + size, source.size)
     if start >= stop:
         return b""
-    out = bytearray(stop - start)
-    view = memoryview(out)
+    # Not a bytearray: that would be filled with zeros first, a tenth of the whole cost.
+    view = np.empty(stop - start, np.uint8).data
     with blocks.reader() as reader:
         for extent in source.extents(start, stop):
             low = max(start, extent.start) - extent.start
             high = min(stop, extent.start + extent.length) - extent.start
             into = view[extent.start + low - start : extent.start + high - start]
             _fill(reader, extent, low, high, into)
-    return out
+    return view
 
 
 def _fill(reader: BlockReader, extent: Extent, low: int, high: int, into: memoryview) -> None:
@@ -38,6 +38,8 @@ def _fill(reader: BlockReader, extent: Extent, low: int, high: int, into: memory
         into[:] = extent.data[low:high]
     elif extent.kind == recipe.BAND:
         _fill_band(reader, extent, low + extent.skip, high + extent.skip, into)
+    else:
+        np.frombuffer(into, np.uint8)[:] = 0  # a hole
 
 
 def _fill_band(reader: BlockReader, extent: Extent, low: int, high: int, into: memoryview) -> None:
