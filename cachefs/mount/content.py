@@ -64,6 +64,7 @@ class Content:
         self._folded = 0
         self._dirty = False
         self._torn = False
+        self._killed = False
         self.version = 0
         self.size = inode.size
         self.mtime = inode.mtime
@@ -283,12 +284,14 @@ class Content:
 
     # -- into the tree
 
-    async def flush(self) -> None:
+    async def flush(self, *, killed: bool = False) -> None:
         """A close: take everything in, report what failed, make it the tree's version.
 
-        A torn save over an older version is left for `release` to judge.
+        ``killed``: a signal ended the process, and the close is the kernel's. A torn
+        save over an older version is then left for `release` to judge.
         """
         async with self._lock:
+            self._killed = self._killed or killed
             if not self._dirty:
                 return
             if self._stream is not None:
@@ -296,13 +299,13 @@ class Content:
                 if self._stream.failed and self._base is not None:
                     self._fail(self._stream.failed)  # `release` brings the old version back
                 if self._is_torn(self._stream) and not self._stream.failed:
-                    if self._base is None:
+                    if self._base is None or not self._killed:
                         await self._persist()
                     return
             stream = self._stream
             await self._settle()
             self._torn = stream is not None and self._is_torn(stream)
-            if self._torn and self._base is not None:
+            if self._torn and self._killed and self._base is not None:
                 return  # only its end told so
             await self._persist()
 
@@ -313,19 +316,24 @@ class Content:
                 self._check_failed()
                 await self._persist()
 
-    async def release(self, *, keep_torn: bool) -> bool:
-        """The last writer has gone. True if the old version was put back in place of a torn one."""
+    async def release(self, *, keep_torn: bool, killed: bool = False) -> bool:
+        """The last writer has gone. True if the old version was put back in place of a torn one.
+
+        A state that ends too early counts as torn only if its writer was killed: who
+        closes a file like that means it, as llama.cpp's own test of damaged states does.
+        """
         async with self._lock:
-            torn = bool(self._failed) or self._torn
+            killed = killed or self._killed
+            failed, torn = bool(self._failed), self._torn
             stream = self._stream
             try:
                 try:
                     await self._settle()
                 except OSError:
-                    torn = True
+                    failed = True
                 if stream is not None:
                     torn = torn or self._is_torn(stream)
-                if torn and self._base is not None and not keep_torn:
+                if (failed or (torn and killed)) and self._base is not None and not keep_torn:
                     self._restore_base()
                     return True
                 if self._folded > self._recipe.size // 2 and self._folded > 1 << 20:
@@ -339,7 +347,7 @@ class Content:
                 self._base_holds = []
                 self._base = None
                 self._failed = 0
-                self._torn = False
+                self._torn = self._killed = False
 
     def _is_torn(self, stream: Stream) -> bool:
         """Whether a save ended before its state did, as far as its headers and the version before tell.

@@ -26,6 +26,7 @@ from pyfuse3 import FUSEError
 from cachefs.config import MountConfig
 from cachefs.mount.attributes import entry
 from cachefs.mount.content import Content
+from cachefs.mount.processes import process_of, was_killed
 from cachefs.mount.readahead import ReadAhead
 from cachefs.mount.upkeep import Upkeep
 from cachefs.store import Store, StoreFull
@@ -65,13 +66,15 @@ def _guarded(handler: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Corout
 class Handle:
     """An open file: its content, whether it writes, and its read-ahead."""
 
-    __slots__ = ("content", "ino", "reader", "writes")
+    __slots__ = ("content", "ino", "opener", "reader", "writes")
 
-    def __init__(self, ino: int, content: Content, writes: bool, reader: ReadAhead) -> None:
+    def __init__(self, ino: int, content: Content, writes: bool, reader: ReadAhead, opener: int) -> None:
         self.ino = ino
         self.content = content
         self.writes = writes
         self.reader = reader
+        self.opener = opener
+        """Process id of who opened it to write, 0 if unknown."""
 
 
 class CacheFS(pyfuse3.Operations):
@@ -109,7 +112,7 @@ class CacheFS(pyfuse3.Operations):
     async def _finish(self) -> None:
         for content in list(self._contents.values()):
             try:
-                await content.release(keep_torn=self._config.keep_torn)
+                await content.release(keep_torn=self._config.keep_torn, killed=True)
             except Exception as error:
                 log.error("a file that was still open is lost: %s", error)
         for ino in [ino for ino in self._tree.orphans() if ino not in self._contents]:
@@ -312,12 +315,14 @@ class CacheFS(pyfuse3.Operations):
         content.handles += 1
         return content
 
-    def _open(self, ino: int, flags: int) -> pyfuse3.FileInfo:
+    def _open(self, ino: int, flags: int, ctx: pyfuse3.RequestContext) -> pyfuse3.FileInfo:
         writes = flags & os.O_ACCMODE != os.O_RDONLY
         content = self._content(ino)
         content.writers += writes
         fh = self._fh()
-        self._handles[fh] = Handle(ino, content, writes, ReadAhead(self._nursery, content.read))
+        self._handles[fh] = Handle(
+            ino, content, writes, ReadAhead(self._nursery, content.read), process_of(ctx.pid) if writes else 0
+        )
         direct = flags & os.O_ACCMODE == os.O_WRONLY or (
             flags & os.O_ACCMODE == os.O_RDONLY and content.is_state and content.size >= DIRECT_FROM
         )
@@ -326,7 +331,7 @@ class CacheFS(pyfuse3.Operations):
     @_guarded
     async def open(self, inode: int, flags: int, ctx: pyfuse3.RequestContext) -> pyfuse3.FileInfo:
         await self._closed(inode)
-        info = self._open(inode, flags)
+        info = self._open(inode, flags, ctx)
         if flags & os.O_TRUNC:
             # libfuse asks for FUSE_ATOMIC_O_TRUNC, so the kernel sends no setattr of its own.
             await self._handles[info.fh].content.truncate(0)
@@ -338,7 +343,7 @@ class CacheFS(pyfuse3.Operations):
         self, parent_inode: int, name: bytes, mode: int, flags: int, ctx: pyfuse3.RequestContext
     ) -> tuple[pyfuse3.FileInfo, pyfuse3.EntryAttributes]:
         ino, inode = self._create(parent_inode, name, stat.S_IFREG | stat.S_IMODE(mode), ctx)
-        return self._open(ino, flags), self._entered(ino, inode)
+        return self._open(ino, flags, ctx), self._entered(ino, inode)
 
     @_guarded
     async def read(self, fh: int, off: int, size: int) -> Any:
@@ -361,7 +366,7 @@ class CacheFS(pyfuse3.Operations):
     async def flush(self, fh: int) -> None:
         handle = self._handles[fh]
         if handle.writes:
-            await handle.content.flush()
+            await handle.content.flush(killed=was_killed(handle.opener))
 
     @_guarded
     async def release(self, fh: int) -> None:

@@ -20,6 +20,30 @@ class Process:
         return f"{self.name} (pid {self.pid})"
 
 
+_PF_SIGNALED = 0x400  # linux/sched.h: killed by a signal
+
+
+def process_of(thread: int) -> int:
+    """The process that a thread belongs to; 0 if it cannot be told."""
+    try:
+        status = Path(f"/proc/{thread}/status").read_bytes()
+    except OSError:
+        return 0
+    for line in status.splitlines():
+        if line.startswith(b"Tgid:"):
+            return int(line.split()[1])
+    return 0
+
+
+def was_killed(pid: int) -> bool:
+    """Whether a signal ended the process, which the kernel is still taking apart."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return False
+    return bool(int(stat.rpartition(b")")[2].split()[6]) & _PF_SIGNALED)
+
+
 def _pids() -> Iterator[int]:
     return (int(name) for name in os.listdir("/proc") if name.isdecimal())
 

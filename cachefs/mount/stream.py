@@ -17,8 +17,8 @@ from cachefs.store.place import Placer
 
 log = logging.getLogger("cachefs.stream")
 
-QUEUE_LIMIT = 32 << 20
-WORK_FROM = 32 << 20
+QUEUE_LIMIT = 24 << 20
+WORK_FROM = 24 << 20
 """Bytes that gather before a thread is given work: it costs about 0.1 ms to hand over."""
 INLINE_LIMIT = 64 << 10
 """Up to this many bytes are placed at once, in the event loop: a thread costs more."""

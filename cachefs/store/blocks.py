@@ -29,6 +29,8 @@ from cachefs.store.layout import footprint
 from cachefs.store.records import CHUNK, RAW, BlockRow, Refs, int_key, int_of
 from cachefs.store.volumes import Volumes
 
+CANDIDATES = 4
+
 
 @dataclass(slots=True)
 class Fresh:
@@ -46,16 +48,16 @@ class Pool:
     def __init__(self) -> None:
         self.by_id: dict[int, Fresh] = {}
         self.digests: dict[bytes, int] = {}
-        self.heads: dict[int, int] = {}
-        self.tails: dict[int, int] = {}
+        self.heads: dict[int, list[int]] = {}
+        self.tails: dict[int, list[int]] = {}
         self.footprint = 0
 
     def add(self, block: Fresh) -> None:
         self.by_id[block.id] = block
         self.digests.setdefault(block.row.digest, block.id)
         if block.row.head:
-            self.heads[block.row.head] = block.id
-            self.tails[block.row.tail] = block.id
+            self.heads.setdefault(block.row.head, []).append(block.id)
+            self.tails.setdefault(block.row.tail, []).append(block.id)
         self.footprint += footprint(block.row.stored)
 
     def remove(self, block: Fresh) -> None:
@@ -63,8 +65,10 @@ class Pool:
             return
         self.footprint -= footprint(block.row.stored)
         for table, key in ((self.heads, block.row.head), (self.tails, block.row.tail)):
-            if table.get(key) == block.id:
-                del table[key]
+            if key:
+                table[key].remove(block.id)
+                if not table[key]:
+                    del table[key]
         if self.digests.get(block.row.digest) == block.id:
             del self.digests[block.row.digest]
 
@@ -133,13 +137,21 @@ class Blocks:
             found = int_of(value) if value else None
         return found
 
-    def by_row(self, key: int, *, tail: bool) -> int | None:
-        """The block whose first (last) row or column has this key."""
+    def by_row(self, key: int, *, tail: bool) -> list[int]:
+        """Up to `CANDIDATES` blocks whose first (last) row or column has this key, the newest first.
+
+        Rows that depend on one token alone (V of the first layer) begin many blocks.
+        """
         with self.lock:
-            found = (self.pool.tails if tail else self.pool.heads).get(key)
-        if found is None:
-            value = self.index.committed("tails" if tail else "heads", int_key(key))
-            found = int_of(value) if value else None
+            fresh = (self.pool.tails if tail else self.pool.heads).get(key, [])
+            found = fresh[: -CANDIDATES - 1 : -1]
+        with self.index.env.begin(db=self.index.dbs["tails" if tail else "heads"]) as txn:
+            cursor = txn.cursor()
+            if cursor.set_key(int_key(key)):
+                more = cursor.last_dup()
+                while more and len(found) < CANDIDATES:
+                    found.append(int_of(cursor.value()))
+                    more = cursor.prev_dup()
         return found
 
     @contextmanager

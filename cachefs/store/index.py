@@ -20,7 +20,9 @@ import lmdb
 from sortedcontainers import SortedDict
 
 TREE_TABLES = ("inodes", "dirents", "cookies", "xattrs", "recipes", "about", "orphans", "uses")
-INTEGER_TABLES = ("blocks", "refs", "heads", "tails")
+ROW_TABLES = ("heads", "tails")
+"""Row key → ids of all blocks that begin (end) with such a row."""
+INTEGER_TABLES = ("blocks", "refs", *ROW_TABLES)
 BLOCK_TABLES = (*INTEGER_TABLES, "digests", "victims")
 TABLES = ("meta", "volumes", *TREE_TABLES, *BLOCK_TABLES)
 
@@ -72,7 +74,12 @@ class Index:
         self.env.reader_check()  # a reader that was killed would keep pages from being used again
         self.dbs = {
             name: self.env.open_db(
-                name.encode(), integerkey=name in INTEGER_TABLES, create=map_bytes is not None
+                name.encode(),
+                integerkey=name in INTEGER_TABLES,
+                dupsort=name in ROW_TABLES,
+                dupfixed=name in ROW_TABLES,
+                integerdup=name in ROW_TABLES,
+                create=map_bytes is not None,
             )
             for name in TABLES
         }

@@ -8,6 +8,8 @@ becomes a new block. Chats that part in the middle of a group meet this way.
 Equality is decided by comparing bytes, never by digest alone.
 """
 
+from collections.abc import Callable
+
 import numpy as np
 import numpy.typing as npt
 import xxhash
@@ -25,9 +27,13 @@ BLOCK_LIMIT = 256 * 1024
 _BORROWS = 16
 """Slices one group may borrow. Rows that repeat in odd orders would else crumble it to single rows."""
 
+_LEAST = 512
+"""Bytes worth a slice of their own: one stray row that is equal is not worth reading another block."""
+
 _TILE_SEED = 1 << 63
 Part = tuple[int, int, int]
-Bytes2D = npt.NDArray[np.uint8]
+Bytes = npt.NDArray[np.uint8]
+Bytes2D = Bytes
 
 
 def row_key(row: Buffer, width: int, rows: int = 0) -> int:
@@ -164,23 +170,40 @@ class Placer:
             self._slice(*end)
 
     def _borrow(self, view: memoryview, width: int, key: int, *, tail: bool) -> Part | None:
-        """A slice (block, offset, length) of a held block that equals the first (last) rows of ``view``."""
-        with self._blocks.reader() as reader:
-            candidate = self._blocks.by_row(key, tail=tail)
-            raw = self._held(candidate, reader, verify=True)
-            if raw is None or candidate is None:
-                return None
-            n = min(len(raw), len(view))
-            mine = np.frombuffer(view, np.uint8)
+        """The longest slice (block, offset, length) of a block that equals the first (last) rows of ``view``.
+
+        The block is held.
+        """
+        mine = np.frombuffer(view, np.uint8)
+
+        def shared(raw: Buffer) -> tuple[int, int]:
             theirs = np.frombuffer(raw, np.uint8)
-            equal = mine[-n:] == theirs[-n:] if tail else mine[:n] == theirs[:n]
-            if not equal.all():
-                n = int(equal[::-1].argmin() if tail else equal.argmin())
-            n -= n % width
-            if n == 0:
-                self._let_go()
-                return None
-            return candidate, len(raw) - n if tail else 0, n
+            n = _common(mine, theirs, width, tail=tail)
+            return n, len(theirs) - n if tail else 0
+
+        return self._longest(key, shared, len(view), 1, tail=tail)
+
+    def _longest(
+        self, key: int, shared: Callable[[Buffer], tuple[int, int]], whole: int, rows: int, *, tail: bool
+    ) -> Part | None:
+        """The candidate that shares most; ``shared`` gives (bytes a row, offset in it) of its raw bytes."""
+        best: Part | None = None
+        with self._blocks.reader() as reader:
+            for candidate in self._blocks.by_row(key, tail=tail):
+                raw = self._held(candidate, reader, verify=True)
+                if raw is None:
+                    continue
+                n, offset = shared(raw)
+                if n <= (best[2] if best else 0) or (n * rows < _LEAST and n < whole):
+                    self._let_go()
+                    continue
+                if best is not None:
+                    self._holds.remove(best[0])
+                    self._blocks.release([best[0]])
+                best = candidate, offset, n
+                if n == whole:
+                    break
+        return best
 
     # -- tiles
 
@@ -224,23 +247,24 @@ class Placer:
         return leading + trailing[::-1]
 
     def _borrow_columns(self, tile: Bytes2D, width: int, key: int, *, tail: bool) -> Part | None:
-        with self._blocks.reader() as reader:
-            candidate = self._blocks.by_row(key, tail=tail)
-            raw = self._held(candidate, reader, verify=True)
-            if raw is None or candidate is None:
-                return None
-            rows = tile.shape[0]
-            theirs = np.frombuffer(raw, np.uint8)
-            if len(theirs) % rows:
-                self._let_go()
-                return None
-            theirs = theirs.reshape(rows, -1)
-            n = min(theirs.shape[1], tile.shape[1])
-            equal = (tile[:, -n:] == theirs[:, -n:] if tail else tile[:, :n] == theirs[:, :n]).all(axis=0)
-            if not equal.all():
-                n = int(equal[::-1].argmin() if tail else equal.argmin())
-            n -= n % width
-            if n == 0:
-                self._let_go()
-                return None
-            return candidate, theirs.shape[1] - n if tail else 0, n
+        rows = tile.shape[0]
+
+        def shared(raw: Buffer) -> tuple[int, int]:
+            if len(raw) % rows:
+                return 0, 0
+            theirs = np.frombuffer(raw, np.uint8).reshape(rows, -1)
+            n = _common(tile, theirs, width, tail=tail)
+            return n, theirs.shape[1] - n if tail else 0
+
+        return self._longest(key, shared, tile.shape[1], rows, tail=tail)
+
+
+def _common(one: Bytes, other: Bytes, width: int, *, tail: bool) -> int:
+    """Bytes (of a tile: a row) that are equal from the front or the end, in whole elements of ``width``."""
+    n: int = min(one.shape[-1], other.shape[-1])
+    equal = one[..., -n:] == other[..., -n:] if tail else one[..., :n] == other[..., :n]
+    if equal.ndim == 2:
+        equal = equal.all(axis=0)
+    if not equal.all():
+        n = int(equal[::-1].argmin() if tail else equal.argmin())
+    return n - n % width

@@ -334,13 +334,11 @@ class Writer:
                     txn.delete(be(turn), db=dbs["victims"])
                     txn.delete(key, db=dbs["refs"])
                     txn.delete(key, db=dbs["blocks"])
-                    for table, name in (
-                        ("digests", row.digest),
-                        ("heads", int_key(row.head)),
-                        ("tails", int_key(row.tail)),
-                    ):
-                        if txn.get(name, db=dbs[table]) == key:
-                            txn.delete(name, db=dbs[table])
+                    if txn.get(row.digest, db=dbs["digests"]) == key:
+                        txn.delete(row.digest, db=dbs["digests"])
+                    if row.head:
+                        txn.delete(int_key(row.head), key, db=dbs["heads"])
+                        txn.delete(int_key(row.tail), key, db=dbs["tails"])
                     counters["blocks"] -= 1
                     counters["victim_bytes"] -= footprint(row.stored)
                 self._meta(txn, counters)

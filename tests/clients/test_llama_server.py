@@ -98,6 +98,20 @@ def test_server_killed_in_the_middle_of_a_save(mount: MountFactory) -> None:
         assert stats(m)["torn_saves"] == 1
 
 
+def test_a_state_cut_short_on_purpose_stays_so(mount: MountFactory) -> None:
+    """llama.cpp's own test writes damaged states over good ones, and wants them refused when loaded."""
+    m = mount()
+    path = m.path / "slot.bin"
+    slot_save(path, chat("a", "b"))
+    short = chat("a", "b").file()[:-5_000]
+    out = FileWriter(path)
+    out.fwrite(short)
+    out.fclose()
+    assert ifstream_ate(path) == short
+    m.remount()
+    assert ifstream_ate(path) == short
+
+
 @pytest.mark.crash
 def test_daemon_killed_in_the_middle_of_a_save(mount: MountFactory) -> None:
     m = mount()

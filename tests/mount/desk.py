@@ -39,19 +39,19 @@ class Desk:
         self.contents[ino] = content
         return content
 
-    async def close(self, content: Content, *, keep_torn: bool = False) -> bool:
+    async def close(self, content: Content, *, keep_torn: bool = False, killed: bool = False) -> bool:
         """Close the last handle: flush, release, drop. Whether the old version was put back."""
         try:
-            await content.flush()
+            await content.flush(killed=killed)
         finally:
-            restored = await self.abandon(content, keep_torn=keep_torn)
+            restored = await self.abandon(content, keep_torn=keep_torn, killed=killed)
         return restored
 
-    async def abandon(self, content: Content, *, keep_torn: bool = False) -> bool:
-        """What happens to a handle whose process was killed: no flush."""
+    async def abandon(self, content: Content, *, keep_torn: bool = False, killed: bool = True) -> bool:
+        """What happens to a handle whose process was killed; here without the kernel's flush."""
         (ino,) = [ino for ino, each in self.contents.items() if each is content]
         try:
-            return await content.release(keep_torn=keep_torn)
+            return await content.release(keep_torn=keep_torn, killed=killed)
         finally:
             await content.drop()
             del self.contents[ino]

@@ -59,7 +59,7 @@ async def test_a_kill_with_a_flush_in_between(desk: Desk) -> None:
     content = desk.open(b"f")
     await content.truncate(0)
     await content.write(0, NEW[:700_000])
-    assert await desk.close(content)
+    assert await desk.close(content, killed=True)
     assert await desk.load(b"f") == OLD
 
 
@@ -72,7 +72,7 @@ async def test_torn_between_two_sections(desk: Desk, sections: int) -> None:
     content = desk.open(b"f")
     await content.truncate(0)
     await content.write(0, whole)
-    assert await desk.close(content)
+    assert await desk.close(content, killed=True)
     assert await desk.load(b"f") == OLD
 
 

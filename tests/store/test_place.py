@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from cachefs.states.pieces import Band, Chunk, Piece, Rows
 from cachefs.store import Store, recipe
+from cachefs.store import place as place_module
 from cachefs.store.place import _BORROWS, BLOCK_LIMIT, INLINE_LIMIT
 from cachefs.store.recipe import Recipe
 
@@ -35,6 +36,12 @@ def tile(keys: Sequence[int], height: int = 8, width: int = 2) -> Band:
     """A band of one tile whose columns are functions of their keys."""
     columns = [np.frombuffer(noise(height * width, key), np.uint8).reshape(height, width) for key in keys]
     return Band(np.hstack(columns).tobytes(), height, width, (len(keys),))
+
+
+@pytest.fixture(autouse=True)
+def single_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tiles here are tiny: let even one of their columns be worth borrowing."""
+    monkeypatch.setattr(place_module, "_LEAST", 16)
 
 
 class Saver:
@@ -275,3 +282,20 @@ def test_colliding_digests_never_mix_bytes(monkeypatch: pytest.MonkeyPatch, func
             _place_and_compare(store, files, commits)
 
     run()
+
+
+def test_a_stray_row_is_not_borrowed(saver: Saver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One equal row of a few hundred bytes would cost a read of another block at every restore."""
+    monkeypatch.setattr(place_module, "_LEAST", 512)
+    saver.save(b"a", group(range(8), 256))
+    assert saver.new(b"b", group([0, *range(100, 107)], 256)) == 8 * 256
+    assert saver.new(b"c", group([0, 1, *range(200, 206)], 256)) == 6 * 256
+
+
+def test_the_longest_of_several_candidates_is_borrowed(saver: Saver) -> None:
+    """V of the first layer depends on the token alone, so groups of unrelated chats begin alike."""
+    saver.save(b"a", group([*range(30), *range(100, 130)]))
+    monkey = [1, *range(200, 210)]
+    saver.save(b"b", group([0, *monkey]))
+    saver.save(b"c", group([0, *monkey][1:]))
+    assert saver.new(b"d", group([*range(30), *range(300, 305)])) == 5 * WIDTH
