@@ -8,8 +8,10 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -129,3 +131,35 @@ class Mounted:
         if bad and not self._errors_expected:
             wrong.append(f"the daemon's log holds errors:\n{self.log()}")
         return wrong
+
+
+def disk_use(store: Path) -> int:
+    """What du says, in bytes."""
+    total = 0
+    for folder, _, files in os.walk(store):
+        for name in (".", *files):
+            try:
+                total += os.lstat(os.path.join(folder, name)).st_blocks * 512
+            except FileNotFoundError:
+                continue
+    return total
+
+
+@contextmanager
+def sampled_use(store: Path) -> Iterator[list[int]]:
+    """What the store takes, every 50 ms while the block runs and at its end."""
+    samples: list[int] = []
+    stop = threading.Event()
+
+    def sample() -> None:
+        while not stop.wait(0.05):
+            samples.append(disk_use(store))
+
+    thread = threading.Thread(target=sample)
+    thread.start()
+    try:
+        yield samples
+    finally:
+        stop.set()
+        thread.join()
+        samples.append(disk_use(store))

@@ -183,7 +183,7 @@ def _serve_store(launch: Launch, store: "Store", ready: Ready) -> int:
     # A signal that comes now waits until Life listens: no mount may stay behind.
     signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
     _mount(operations, config)
-    life = Life(config, store.max_bytes, ready)
+    life = Life(config, store.max_bytes, ready, STOPPING)
     try:
         trio.run(life.run, operations)
         return 0

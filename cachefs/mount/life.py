@@ -17,7 +17,6 @@ import trio
 from cachefs import log as logs
 from cachefs.config import MountConfig
 from cachefs.mount import mountpoint as places
-from cachefs.mount.daemon import STOPPING
 from cachefs.mount.notify import Notifier
 from cachefs.mount.processes import users_of
 from cachefs.sizes import format_size
@@ -37,10 +36,17 @@ class Running(Protocol):
 class Life:
     """Serves one mount until it is taken away or a signal comes."""
 
-    def __init__(self, config: MountConfig, max_bytes: int, ready: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        config: MountConfig,
+        max_bytes: int,
+        ready: Callable[[], None],
+        stopping: tuple[signal.Signals, ...],
+    ) -> None:
         self._config = config
         self._max_bytes = max_bytes
         self._ready = ready
+        self._signals = stopping
         self._notifier = Notifier()
         self._stopping = False
         mount = places.mounted_at(config.mountpoint)
@@ -82,11 +88,11 @@ class Life:
         self._notifier.ready(summary)
 
     async def _listen(self, *, task_status: trio.TaskStatus[None]) -> None:
-        with trio.open_signal_receiver(*STOPPING, signal.SIGUSR1) as signals:
+        with trio.open_signal_receiver(*self._signals, signal.SIGUSR1) as signals:
             # The threads' stacks are written by C code, even when Python hangs; then
             # trio's handler runs, and the tasks follow if the event loop is alive.
             faulthandler.register(signal.SIGUSR1, file=logs.stream(), all_threads=True, chain=True)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, self._signals)
             task_status.started()
             try:
                 await self._obey(signals)

@@ -5,13 +5,11 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from ..running import disk_use, sampled_use
 from .cxxfs import exists, last_write_time
 from .fixture import Mount, MountFactory, names, stats
 from .llama_server import slot_restore, slot_save
@@ -57,38 +55,6 @@ def save_slot(directory: Path, number: int) -> Path:
     ofstream_write(path.with_name(path.name + ".checkpoints"), noise(("checkpoints", number), 200_000))
     slot_save(path, unique(number))
     return path
-
-
-def disk_use(store: Path) -> int:
-    """What du would say of the store's files; they come and go meanwhile."""
-    total = 0
-    for folder, _, files in os.walk(store):
-        for name in files:
-            try:
-                total += os.lstat(os.path.join(folder, name)).st_blocks * 512
-            except FileNotFoundError:
-                continue
-    return total
-
-
-@contextmanager
-def sampled_use(store: Path) -> Iterator[list[int]]:
-    """Measure the store every 50 ms for as long as the block runs, and once more at its end."""
-    samples: list[int] = []
-    stop = threading.Event()
-
-    def sample() -> None:
-        while not stop.wait(0.05):
-            samples.append(disk_use(store))
-
-    thread = threading.Thread(target=sample)
-    thread.start()
-    try:
-        yield samples
-    finally:
-        stop.set()
-        thread.join()
-        samples.append(disk_use(store))
 
 
 def broken_units(directory: Path) -> list[str]:

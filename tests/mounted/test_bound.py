@@ -5,15 +5,12 @@ from __future__ import annotations
 import errno
 import os
 import random
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from ..running import Mounted
+from ..running import Mounted, sampled_use
 from ..states import build
 from .conftest import MountFactory
 from .kernel import fails, opened, read_all
@@ -47,38 +44,6 @@ def is_whole(path: Path, number: int) -> bool:
     return path.read_bytes() == state(number) and path.with_name(path.name + ".meta").read_bytes() == meta(
         number
     )
-
-
-def disk_use(store: Path) -> int:
-    """What du says, in bytes."""
-    total = 0
-    for folder, _, files in os.walk(store):
-        for name in (".", *files):
-            try:
-                total += os.lstat(os.path.join(folder, name)).st_blocks * 512
-            except FileNotFoundError:
-                continue
-    return total
-
-
-@contextmanager
-def sampled_use(store: Path) -> Iterator[list[int]]:
-    """What the store takes, every 50 ms while the block runs and at its end."""
-    samples: list[int] = []
-    stop = threading.Event()
-
-    def sample() -> None:
-        while not stop.wait(0.05):
-            samples.append(disk_use(store))
-
-    thread = threading.Thread(target=sample)
-    thread.start()
-    try:
-        yield samples
-    finally:
-        stop.set()
-        thread.join()
-        samples.append(disk_use(store))
 
 
 def fill(m: Mounted, count: int, limit: int) -> None:
