@@ -63,7 +63,7 @@ def describe(figures: dict[str, Any]) -> list[tuple[str, str]]:
         ("entries", f"{figures['entries']:,}, {size('logical_bytes')} to their readers"),
         ("KV rows", f"{size('row_bytes')} of that recognised"),
         ("stored", f"{size('stored_bytes')} in {figures['blocks']:,} blocks: sharing saves {ratio('dedup')}"),
-        ("compressed", f"{size('compressed_bytes')}: compression saves {ratio('compression')}"),
+        ("in volumes", f"{size('compressed_bytes')}, with compression and page ends"),
         ("removed", f"{size('victim_bytes')} kept until the space is needed"),
         ("evicted", f"{figures['evicted_entries']:,} entries, {size('evicted_bytes')}"),
         ("written", f"{size('written_bytes')} by clients, {size('new_block_bytes')} of it new"),

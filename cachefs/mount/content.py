@@ -138,11 +138,13 @@ class Content:
         stream.put(data)
         self.size = stream.end
         await stream.wait_for_space()
+        if stream.failed:
+            self._fail(stream.failed)
         missing = stream.missing()
-        if stream.failed or (missing and missing > self._upkeep.attainable()):
+        if missing and missing > self._upkeep.attainable():
             # Better now than when everything else has been evicted for its sake.
             log.warning("inode %d: a state of %d more bytes does not fit the store", self._ino, missing)
-            self._fail(stream.failed or errno.ENOSPC)
+            self._fail(errno.ENOSPC)
 
     def _touch(self) -> None:
         self.version += 1

@@ -411,7 +411,8 @@ class CacheFS(pyfuse3.Operations):
     async def statfs(self, ctx: pyfuse3.RequestContext) -> pyfuse3.StatvfsData:
         data = pyfuse3.StatvfsData()
         capacity = self._store.volumes.capacity
-        free = max(self._store.room(), self._store.attainable()) * 16 // 17  # as `Store.reserve` counts
+        taken = sum(content.size for ino, content in self._contents.items() if ino not in self._tree.pinned)
+        free = max(self._store.room(), self._store.attainable() - taken) * 16 // 17  # as `Store.reserve`
         data.f_bsize = data.f_frsize = 4096
         data.f_blocks = self._store.max_bytes // 4096
         data.f_bfree = data.f_bavail = max(0, min(free, capacity)) // 4096

@@ -1,8 +1,12 @@
 """A save in progress: bytes written in order, cut and placed behind the writer's back.
 
-`Stream.put` queues the kernel's buffer and returns. A task hands what has
-gathered to a worker thread, which cuts, hashes, compares and, when a batch is
-full, has it written. The queue is bounded: a writer faster than the disk waits.
+`Stream.put` queues the kernel's buffer and returns. When the queue is full, or the
+file is closed, a worker thread cuts, hashes and compares what has gathered and,
+when a batch of new blocks is full, has it written; the writer waits meanwhile.
+
+That the two take turns is on purpose. Both need the interpreter, and handing it
+back and forth for each request took longer than the work: a save of 80 MB went at
+0.9 GB/s side by side, at 1.3 by turns (medians of six, 2 cores).
 """
 
 import errno
@@ -17,13 +21,10 @@ from cachefs.store.place import Placer
 
 log = logging.getLogger("cachefs.stream")
 
-QUEUE_LIMIT = 24 << 20
-WORK_FROM = 24 << 20
-"""Bytes that gather before a thread is given work: it costs about 0.1 ms to hand over."""
 INLINE_LIMIT = 64 << 10
 """Up to this many bytes are placed at once, in the event loop: a thread costs more."""
 CREDIT = 2 << 20
-"""Bytes reserved at a time, so that a small write need not ask the store for room."""
+"""Most bytes reserved at a time, so that a small write need not ask the store for room."""
 
 
 class Stream:
@@ -37,6 +38,8 @@ class Stream:
         self._nursery = nursery
         self._cutter = Cutter()
         self._placer: Placer = store.placer()
+        self._limit = store.budget.queue
+        self._step = min(CREDIT, self._limit // 4)
         self._queue: deque[bytes] = deque()
         self._queued = 0
         self._credit = 0  # bytes reserved and not taken yet
@@ -76,11 +79,11 @@ class Stream:
 
     def has_credit(self, size: int) -> bool:
         """Whether ``size`` bytes can be taken at once: room is reserved and the queue has space."""
-        return self._credit >= size and self._queued <= QUEUE_LIMIT
+        return self._credit >= size and self._queued <= self._limit
 
     def reserve(self, size: int) -> bool:
         """Reserve room for ``size`` bytes and, if there is some, for what is likely to follow."""
-        for wish in (max(size, CREDIT), size):
+        for wish in (max(size, self._step), size):
             if self._store.reserve(wish):
                 self._credit += wish
                 return True
@@ -96,13 +99,13 @@ class Stream:
         self._queued += len(data)
         self._credit -= len(data)
         self.end += len(data)
-        if self._queued >= WORK_FROM and not self._working:
+        if self._queued >= self._limit and not self._working:
             self._working = True
             self._nursery.start_soon(self._work)
 
     async def wait_for_space(self) -> None:
         """Until the queue is no longer full."""
-        while self._queued > QUEUE_LIMIT and not self.failed:
+        while self._queued > self._limit and not self.failed:
             await self._moved.wait()
 
     async def _work(self) -> None:

@@ -48,6 +48,9 @@ class Budget:
     """Payload bytes written out in one transaction."""
     pool: int
     """Payload bytes that may wait in memory to be written out."""
+    queue: int
+    """Bytes of one save that may wait to be placed. What waits counts as used, so in a
+    small store little may."""
 
     @classmethod
     def of(cls, max_bytes: int) -> "Budget":
@@ -55,7 +58,8 @@ class Budget:
         data = max_bytes - index - SPARE
         volume = min(MAX_VOLUME, max(data // 8, min(data, GIB))) // PAGE * PAGE
         batch = min(16 * MIB, volume // 16)
-        return cls(max_bytes, index, volume, data, batch, 6 * batch)
+        pool, queue = min(6 * batch, data // 8), min(24 * MIB, data // 16)
+        return cls(max_bytes, index, volume, data, batch, pool, queue)
 
 
 def footprint(stored: int) -> int:

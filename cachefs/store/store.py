@@ -253,12 +253,14 @@ class Store:
         return units
 
     def unevictable_bytes(self) -> int:
-        """Logical bytes of pinned files, an upper bound of what eviction must leave for their sake."""
-        total = 0
+        """Logical bytes of pinned units, an upper bound of what eviction must leave for their sake."""
+        members: dict[int, int] = {}
         for ino in self.tree.pinned:
             with contextlib.suppress(OSError):
-                total += self.tree.get(ino).size
-        return total
+                inode = self.tree.get(ino)
+                unit = self.evictor.unit(inode.parent, self.tree.name_of(inode))
+                members |= {member.ino: member.inode.size for member in unit}
+        return sum(members.values())
 
     # -- content
 

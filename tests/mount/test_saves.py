@@ -161,13 +161,13 @@ async def test_a_save_that_does_not_fit_leaves_the_old_version(
 async def test_sync_says_that_a_save_failed(desk: Desk, full: pytest.MonkeyPatch) -> None:
     """Nothing that was synced may be missing."""
     content = desk.open(b"f")
-    await content.write(0, noise(3 * MIB))
+    await content.write(0, noise(2 * MIB))
     with pytest.raises(OSError, match="not stored") as caught:
         await content.sync()
     assert caught.value.errno == errno.ENOSPC
     full.undo()
     with pytest.raises(OSError, match="not stored"):
-        await content.write(3 * MIB, b"x")
+        await content.write(2 * MIB, b"x")
     await desk.abandon(content)
     remove(desk.store, b"f")
 
