@@ -208,6 +208,7 @@ class CacheFS(pyfuse3.Operations):
         if stat.S_ISDIR(self._tree.get(ino).mode):
             raise FUSEError(errno.EISDIR)
         await self._closed(ino)
+        self._check_linked(ino)
         content = self._content(ino)
         content.writers += 1
         try:
@@ -315,6 +316,14 @@ class CacheFS(pyfuse3.Operations):
         content.handles += 1
         return content
 
+    def _check_linked(self, ino: int) -> None:
+        """ESTALE for a file that was replaced or removed since it was looked up, and whose content is gone.
+
+        The kernel then looks the name up again, and finds what is there now.
+        """
+        if ino not in self._contents and not self._tree.get(ino).nlink:
+            raise FUSEError(errno.ESTALE)
+
     def _open(self, ino: int, flags: int, ctx: pyfuse3.RequestContext) -> pyfuse3.FileInfo:
         writes = flags & os.O_ACCMODE != os.O_RDONLY
         content = self._content(ino)
@@ -331,6 +340,7 @@ class CacheFS(pyfuse3.Operations):
     @_guarded
     async def open(self, inode: int, flags: int, ctx: pyfuse3.RequestContext) -> pyfuse3.FileInfo:
         await self._closed(inode)
+        self._check_linked(inode)
         info = self._open(inode, flags, ctx)
         if flags & os.O_TRUNC:
             # libfuse asks for FUSE_ATOMIC_O_TRUNC, so the kernel sends no setattr of its own.
