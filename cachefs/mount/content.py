@@ -65,6 +65,7 @@ class Content:
         self._dirty = False
         self._torn = False
         self._killed = False
+        self._refused = False  # a write was, so what came before it is not the whole
         self.version = 0
         self.size = inode.size
         self.mtime = inode.mtime
@@ -105,7 +106,11 @@ class Content:
     async def write(self, offset: int, data: bytes) -> int:
         """Take ``data`` in; OSError(ENOSPC) when it cannot be stored."""
         async with self._lock:
-            return await self._write_locked(offset, data)
+            try:
+                return await self._write_locked(offset, data)
+            except OSError:
+                self._refused = True
+                raise
 
     async def _write_locked(self, offset: int, data: bytes) -> int:
         if offset + len(data) > MAX_SIZE:
@@ -248,6 +253,7 @@ class Content:
         self._overlay = Overlay()
         self._recipe = Recipe()
         self._row_bytes, self._about, self._failed, self._folded = 0, None, 0, 0
+        self._refused = False
 
     # -- reading
 
@@ -326,7 +332,7 @@ class Content:
         """
         async with self._lock:
             killed = killed or self._killed
-            failed, torn = bool(self._failed), self._torn
+            failed, torn = bool(self._failed) or self._refused, self._torn
             stream = self._stream
             try:
                 try:
@@ -349,7 +355,7 @@ class Content:
                 self._base_holds = []
                 self._base = None
                 self._failed = 0
-                self._torn = self._killed = False
+                self._torn = self._killed = self._refused = False
 
     def _is_torn(self, stream: Stream) -> bool:
         """Whether a save ended before its state did, as far as its headers and the version before tell.

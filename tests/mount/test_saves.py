@@ -158,6 +158,28 @@ async def test_a_save_that_does_not_fit_leaves_the_old_version(
     assert await desk.load(b"f") == OLD
 
 
+async def test_a_write_for_which_there_is_no_room_leaves_the_old_version(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client stops at the first refused write and closes: nobody was killed, yet it is half a save."""
+    await desk.save(b"f", OLD)
+    await desk.upkeep.commit()
+    content = desk.open(b"f")
+    await content.truncate(0)
+    await content.write(0, NEW[:300_000])
+
+    async def refuse(size: int) -> None:
+        raise OSError(errno.ENOSPC, "no space left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(desk.upkeep, "make_room", refuse)
+        patch.setattr(desk.store, "reserve", lambda size: False)
+        with pytest.raises(OSError, match="no space"):
+            await content.write(300_000, NEW[300_000:] + bytes(4 << 20))
+    assert await desk.close(content)
+    assert await desk.load(b"f") == OLD
+
+
 async def test_sync_says_that_a_save_failed(desk: Desk, full: pytest.MonkeyPatch) -> None:
     """Nothing that was synced may be missing."""
     content = desk.open(b"f")
