@@ -81,6 +81,15 @@ class Content:
         return self._row_bytes > 0
 
     @property
+    def is_streamed(self) -> bool:
+        """Whether it is a state that was written in order, so that its readers read it so, too.
+
+        Who wrote it through a mapping will map it again, and the kernel refuses to
+        share a mapping of a file that is open for direct I/O.
+        """
+        return self.is_state and bool(json.loads(self._about or b"{}").get("in_order", True))
+
+    @property
     def is_dirty(self) -> bool:
         return self._dirty
 
@@ -431,7 +440,7 @@ class Content:
         self._holds += stream.take_holds()
         if not stream.failed:
             self._recipe = Recipe(stream.take())
-            self._row_bytes, self._about = stream.row_bytes, _about(stream)
+            self._row_bytes, self._about = stream.row_bytes, _about(stream, in_order=False)
         self._folded = 0
 
     async def drop(self) -> None:
@@ -444,11 +453,11 @@ class Content:
         self._holds, self._base_holds = [], []
 
 
-def _about(stream: Stream) -> bytes | None:
+def _about(stream: Stream, *, in_order: bool = True) -> bytes | None:
     """What the tree keeps of a recognised state, as JSON."""
     if not stream.row_bytes and not stream.report.container:
         return None
-    return json.dumps(_summary(stream)).encode()
+    return json.dumps({**_summary(stream), "in_order": in_order}).encode()
 
 
 def _summary(stream: Stream) -> dict[str, Any]:

@@ -333,7 +333,7 @@ class CacheFS(pyfuse3.Operations):
             ino, content, writes, ReadAhead(self._nursery, content.read), process_of(ctx.pid) if writes else 0
         )
         direct = flags & os.O_ACCMODE == os.O_WRONLY or (
-            flags & os.O_ACCMODE == os.O_RDONLY and content.is_state and content.size >= DIRECT_FROM
+            flags & os.O_ACCMODE == os.O_RDONLY and content.size >= DIRECT_FROM and content.is_streamed
         )
         return pyfuse3.FileInfo(fh=fh, direct_io=direct, keep_cache=True)
 

@@ -49,7 +49,7 @@ fail("committing", Writer, "commit")
 fail("disk", Writer, "commit", OSError)
 fail("closing", Content, "release")
 fail("evicting", Store, "index_full")
-sys.exit(main(["mount", "--max-size", "100M", *sys.argv[2:]]))
+sys.exit(main(["mount", "--max-size", "400M", *sys.argv[2:]]))
 """
 """The daemon with functions that fail while the switch, a file, says so."""
 
