@@ -65,7 +65,10 @@ class Content:
         self._dirty = False
         self._torn = False
         self._killed = False
-        self._refused = False  # a write was, so what came before it is not the whole
+        self._kept = Recipe()
+        """What the tree has of the file while its stream goes on (its last chunk goes through it again)."""
+        self._refused = -1
+        """Where a write was refused and not made good since; what came before it is not the whole."""
         self.version = 0
         self.size = inode.size
         self.mtime = inode.mtime
@@ -103,6 +106,7 @@ class Content:
             or offset != stream.end
             or stream.failed
             or self._failed
+            or self._refused >= 0
             or not stream.has_credit(len(data))
             or self._lock.locked()
         ):
@@ -116,10 +120,13 @@ class Content:
         """Take ``data`` in; OSError(ENOSPC) when it cannot be stored."""
         async with self._lock:
             try:
-                return await self._write_locked(offset, data)
+                size = await self._write_locked(offset, data)
             except OSError:
-                self._refused = True
+                self._refused = offset
                 raise
+            if offset <= self._refused < offset + size:
+                self._refused = -1
+            return size
 
     async def _write_locked(self, offset: int, data: bytes) -> int:
         if offset + len(data) > MAX_SIZE:
@@ -184,7 +191,8 @@ class Content:
                 again = await self._fetch(self._recipe, last.start, last.length)
                 await self._upkeep.make_room(len(again))
                 start = last.start
-                self._recipe = self._recipe.cut(start)
+        self._kept = self._recipe
+        self._recipe = self._recipe.cut(start)
         self._stream = Stream(self._store, self._nursery, start)
         if again:
             self._stream.reserved(len(again))
@@ -192,16 +200,19 @@ class Content:
 
     async def _settle(self) -> None:
         """End the stream; the recipe then covers the whole file but for the overlay."""
-        stream, self._stream = self._stream, None
+        stream = self._stream
         if stream is None:
             return
         await stream.finish()
         self._collect(stream)
+        self._stream = None  # not before: who reads meanwhile must wait for what is being placed
         if stream.start == 0:
             self._row_bytes, self._about = stream.row_bytes, _about(stream)
         else:
             self._row_bytes += stream.row_bytes
         if stream.failed:
+            if self._recipe.size < self._kept.size:
+                self._recipe = self._kept
             self.size = self._recipe.size
             self._fail(stream.failed)
 
@@ -211,7 +222,7 @@ class Content:
 
     async def _fold(self) -> None:
         """Place the overlay's bytes as plain blocks."""
-        runs = self._overlay.take()
+        runs = self._overlay.runs()  # which stay until they are placed: for readers, and if they cannot be
         if not runs:
             return
         edits: list[tuple[int, int, recipe.Records]] = []
@@ -232,6 +243,7 @@ class Content:
             self._fail(errno.ENOSPC)
         self._folded += sum(len(data) for _, data in runs)
         self._recipe = self._recipe.replace(edits)
+        self._overlay = Overlay()
 
     async def truncate(self, size: int) -> None:
         """Make the file ``size`` bytes long."""
@@ -262,7 +274,7 @@ class Content:
         self._overlay = Overlay()
         self._recipe = Recipe()
         self._row_bytes, self._about, self._failed, self._folded = 0, None, 0, 0
-        self._refused = False
+        self._refused = -1
 
     # -- reading
 
@@ -341,7 +353,7 @@ class Content:
         """
         async with self._lock:
             killed = killed or self._killed
-            failed, torn = bool(self._failed) or self._refused, self._torn
+            failed, torn = bool(self._failed) or self._refused >= 0, self._torn
             stream = self._stream
             try:
                 try:
@@ -364,7 +376,8 @@ class Content:
                 self._base_holds = []
                 self._base = None
                 self._failed = 0
-                self._torn = self._killed = self._refused = False
+                self._torn = self._killed = False
+                self._refused = -1
 
     def _is_torn(self, stream: Stream) -> bool:
         """Whether a save ended before its state did, as far as its headers and the version before tell.
@@ -408,6 +421,7 @@ class Content:
                 placer.place_bytes(held)
                 current = current.append(placer.take())
                 self._holds += placer.take_holds()
+            self._kept = current
         if self._base is not None and not self._base_holds:
             # The tree is about to let go of its blocks, and `release` may want them back.
             ids = self._base.recipe.blocks()[0].tolist()
@@ -429,7 +443,12 @@ class Content:
         stream = Stream(self._store, self._nursery, 0)
         source = self._recipe
         for start in range(0, source.size, 4 << 20):
-            data = bytes(await self._fetch(source, start, 4 << 20))
+            try:
+                data = bytes(await self._fetch(source, start, 4 << 20))
+            except OSError:
+                await stream.abandon()
+                self._holds += stream.take_holds()
+                return
             if not stream.has_credit(len(data)) and not stream.reserve(len(data)):
                 await stream.abandon()
                 self._holds += stream.take_holds()

@@ -246,10 +246,13 @@ class CacheFS(pyfuse3.Operations):
                      flags: int, ctx: pyfuse3.RequestContext) -> None:  # fmt: skip
         if flags & ~(pyfuse3.RENAME_EXCHANGE | pyfuse3.RENAME_NOREPLACE):
             raise FUSEError(errno.EINVAL)
-        source = self._tree.require(parent_inode_old, name_old).ino
-        if source in self._contents:
-            # Without this a crash could keep the new name and lose the content.
-            await self._contents[source].sync()
+        moved = [self._tree.require(parent_inode_old, name_old).ino]
+        if flags & pyfuse3.RENAME_EXCHANGE:
+            moved.append(self._tree.require(parent_inode_new, name_new).ino)
+        for ino in moved:
+            if ino in self._contents:
+                # Without this a crash could keep the new name and lose the content.
+                await self._contents[ino].sync()
         replaced = self._tree.rename(
             parent_inode_old,
             name_old,
@@ -344,7 +347,13 @@ class CacheFS(pyfuse3.Operations):
         info = self._open(inode, flags, ctx)
         if flags & os.O_TRUNC:
             # libfuse asks for FUSE_ATOMIC_O_TRUNC, so the kernel sends no setattr of its own.
-            await self._handles[info.fh].content.truncate(0)
+            handle = self._handles[info.fh]
+            try:
+                await handle.content.truncate(0)
+            except BaseException:
+                del self._handles[info.fh]  # the kernel will not release what it was not given
+                await self._close(inode, handle.content, wrote=handle.writes)
+                raise
         self._tree.touch(inode)
         return info
 

@@ -64,6 +64,10 @@ class Overlay:
             low, high = max(start, key), min(stop, key + len(run))
             into[low - start : high - start] = run[low - key : high - key]
 
+    def runs(self) -> list[tuple[int, bytearray]]:
+        """All runs in order."""
+        return list(self._runs.items())
+
     def take(self) -> list[tuple[int, bytearray]]:
         """All runs in order; the overlay is empty afterwards."""
         runs = list(self._runs.items())

@@ -164,6 +164,8 @@ class Stream:
             else:
                 await trio.to_thread.run_sync(self._place, batch)
             self._progress(batch)
+        self._store.queued -= self._credit  # an idle writer keeps nothing from the others
+        self._credit = 0
 
     async def finish(self) -> None:
         """Drain, and place what the cutter held back."""

@@ -46,7 +46,6 @@ class Upkeep:
         async with self._committing:
             layer = store.index.freeze()
             if layer is None:
-                await trio.to_thread.run_sync(store.writer.write_out)
                 return
             committed = False
             try:
@@ -61,10 +60,11 @@ class Upkeep:
     async def _commit_now_and_then(self) -> None:
         while True:
             await trio.sleep(COMMIT_EVERY)
-            if not self._store.index.active and not self._store.blocks.pool.by_id:
-                continue
             try:
-                await self.commit()
+                if self._store.index.active:
+                    await self.commit()
+                elif self._store.blocks.pool.by_id:
+                    await trio.to_thread.run_sync(self._store.writer.write_out)
                 self._complained = False
             except StoreFull as error:
                 if not self._complained:
@@ -129,10 +129,13 @@ class Upkeep:
 
     async def _evict_while_low(self) -> None:
         store = self._store
-        if await trio.to_thread.run_sync(store.index_full):
+        while True:
             # Victims take room in the index, too; files need only go if that is not enough.
-            await trio.to_thread.run_sync(store.writer.purge, store.low_water)
-        while self.is_low() or await trio.to_thread.run_sync(store.index_full):
+            if await trio.to_thread.run_sync(store.index_full):
+                if await trio.to_thread.run_sync(store.writer.purge, store.low_water):
+                    continue
+            elif not self.is_low():
+                break
             async with self._making:
                 short = max(store.low_water - store.room(), store.low_water // 4)
                 if not await self._evict(short):

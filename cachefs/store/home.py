@@ -49,7 +49,8 @@ def prepare(path: Path) -> bool:
         owner = path.stat().st_uid
         if owner != os.geteuid():
             raise StoreRefused(f"{path}: belongs to another user (uid {owner}); run as its owner")
-        if is_store(path) or any(path.iterdir()):
+        # A crash while a store was made leaves the mark under its temporary name.
+        if is_store(path) or any(each.name != _MARK + ".tmp" for each in path.iterdir()):
             check_format(path)
             return False
     elif path.exists():

@@ -188,8 +188,9 @@ class Placer:
     ) -> Part | None:
         """The candidate that shares most; ``shared`` gives (bytes a row, offset in it) of its raw bytes."""
         best: Part | None = None
-        with self._blocks.reader() as reader:
-            for candidate in self._blocks.by_row(key, tail=tail):
+        for candidate in self._blocks.by_row(key, tail=tail):
+            # A reader each: its snapshots must be younger than the hold, or a purge in between goes unseen.
+            with self._blocks.reader() as reader:
                 raw = self._held(candidate, reader, verify=True)
                 if raw is None:
                     continue

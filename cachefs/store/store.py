@@ -31,9 +31,9 @@ from cachefs.store.writer import Writer
 
 log = logging.getLogger("cachefs.store")
 
-INDEX_FULL = 0.70
-"""Part of the index that may be used before units are evicted for its sake; LMDB needs
-free pages to delete, too."""
+INDEX_FULL = 0.50
+"""Part of the index that may be used before victims and then units go for its sake. LMDB
+writes a changed page anew, so a commit of a thousand digests may need as many pages again."""
 
 _LOOK_EVERY = 0.2
 """Seconds between looks at how full the disk is."""
@@ -186,6 +186,8 @@ class Store:
         pool, batch = self.blocks.pool, self.budget.batch
         while pool.footprint >= batch:
             with self._behind:
+                if self._batch is not None and self._batch.done() and self._batch.exception() is not None:
+                    self._batch = None  # that was an earlier save's, maybe long ago: try again
                 if self._batch is None:
                     self._batch = self._writing.submit(self.writer.write_out)
                 pending = self._batch

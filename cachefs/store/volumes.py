@@ -134,7 +134,7 @@ class Volumes:
         return self.root / f"{number:04d}"
 
     def _mapped(self) -> int:
-        return sum(v.map_bytes for v in self.by_number.values())
+        return sum(v.map_bytes for v in list(self.by_number.values()))
 
     def _unborn(self) -> list[int]:
         """Map sizes of the volumes that may still be made."""
@@ -148,7 +148,7 @@ class Volumes:
     @property
     def free(self) -> int:
         """Bytes that can be written now without deleting anything."""
-        return sum(v.free for v in self.by_number.values()) + self._unborn_capacity()
+        return sum(v.free for v in list(self.by_number.values())) + self._unborn_capacity()
 
     def disk_room(self) -> int:
         """Bytes that fit before the disk is full: free pages of the volumes, and the disk's own."""
@@ -157,16 +157,18 @@ class Volumes:
 
     def slack(self) -> int:
         """Bytes that can be written without any file growing."""
-        return sum(max(0, int(v.disk_bytes() * (1 - HEADROOM)) - v.used) for v in self.by_number.values())
+        return sum(
+            max(0, int(v.disk_bytes() * (1 - HEADROOM)) - v.used) for v in list(self.by_number.values())
+        )
 
     @property
     def used(self) -> int:
         """Footprints of all payloads, in bytes."""
-        return sum(v.used for v in self.by_number.values())
+        return sum(v.used for v in list(self.by_number.values()))
 
     @property
     def capacity(self) -> int:
-        return sum(v.capacity for v in self.by_number.values()) + self._unborn_capacity()
+        return sum(v.capacity for v in list(self.by_number.values())) + self._unborn_capacity()
 
     def _unborn_capacity(self) -> int:
         return sum(int(size * (1 - HEADROOM)) for size in self._unborn())
@@ -183,7 +185,7 @@ class Volumes:
         Raises StoreFull when there is no room at all.
         """
         best = max(
-            (v for v in self.by_number.values() if v.number not in without),
+            (v for v in list(self.by_number.values()) if v.number not in without),
             key=lambda v: v.free,
             default=None,
         )

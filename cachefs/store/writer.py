@@ -13,9 +13,11 @@ a lookup that meets one takes it for absent.
 """
 
 import json
+import logging
 import threading
 import time
 from collections import Counter
+from collections.abc import Collection
 
 import lmdb
 
@@ -31,6 +33,8 @@ COUNTERS = (
     "victim_bytes", "evicted_entries", "evicted_bytes", "corrupt_blocks", "torn_saves", "written_bytes",
     "new_block_bytes", "read_bytes",
 )  # fmt: skip
+
+log = logging.getLogger("cachefs.writer")
 
 _ATTEMPTS = 5
 
@@ -224,6 +228,8 @@ class Writer:
             old = txn.get(key, db=dbs["refs"])
             value = rows.get(block) or txn.get(key, db=dbs["blocks"])
             if old is None or value is None:
+                if delta > 0:
+                    log.error("block %d is named by a file, but does not exist", block)
                 continue
             row = value if isinstance(value, BlockRow) else BlockRow.unpack(value)
             was = Refs.unpack(old)
@@ -259,11 +265,17 @@ class Writer:
                 else:
                     txn.put(key, value, db=db)
 
-    def _meta(self, txn: lmdb.Transaction, counters: Counter[str]) -> None:
+    def _meta(
+        self, txn: lmdb.Transaction, counters: Counter[str], unnamed: Collection[BlockRow] = ()
+    ) -> None:
+        """``unnamed`` payloads are left out of the volumes' figures: after a crash `sweep` deletes them."""
         counters["corrupt_blocks"] = self._damaged_before + len(self.blocks.damaged)
         txn.put(b"counters", json.dumps(counters).encode(), db=self.index.dbs["meta"])
         for number, volume in self.volumes.by_number.items():
-            txn.put(int_key(number), volume.row.pack(), db=self.index.dbs["volumes"])
+            mine = [row for row in unnamed if row.volume == number]
+            used = volume.used - sum(footprint(row.stored) for row in mine)
+            row = volume.row._replace(used=used, blocks=volume.blocks - len(mine))
+            txn.put(int_key(number), row.pack(), db=self.index.dbs["volumes"])
 
     # -- deleting
 
@@ -341,7 +353,7 @@ class Writer:
                         txn.delete(int_key(row.tail), key, db=dbs["tails"])
                     counters["blocks"] -= 1
                     counters["victim_bytes"] -= footprint(row.stored)
-                self._meta(txn, counters)
+                self._meta(txn, counters, self._unnamed.values())
             self.counters = counters
         except lmdb.Error:
             for volume, used, blocks in figures:
