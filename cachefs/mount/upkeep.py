@@ -63,6 +63,8 @@ class Upkeep:
             try:
                 if self._store.index.active:
                     await self.commit()
+                    if self._store.index_full():
+                        self.wake()
                 elif self._store.blocks.pool.by_id:
                     await trio.to_thread.run_sync(self._store.writer.write_out)
                 self._complained = False

@@ -12,6 +12,7 @@ of what are victims anyway. A row without a payload is never part of a file, and
 a lookup that meets one takes it for absent.
 """
 
+import contextlib
 import json
 import logging
 import threading
@@ -37,6 +38,7 @@ COUNTERS = (
 log = logging.getLogger("cachefs.writer")
 
 _ATTEMPTS = 5
+_BLOCKS_A_WRITE = 512
 
 
 class Writer:
@@ -71,7 +73,13 @@ class Writer:
 
     def commit(self, layer: Layer) -> None:
         """Write the pool's blocks and a frozen layer, durably and as one moment. Raises StoreFull."""
-        self._write(layer)
+        with self.lock:
+            # Blocks of many small files first, by and by: a transaction that touches every page
+            # of the digests needs as many free pages again.
+            with contextlib.suppress(StoreFull):  # the layer may be the eviction that makes room
+                while len(self.blocks.pool.by_id) > _BLOCKS_A_WRITE:
+                    self._write(None)
+            self._write(layer)
 
     def _write(self, layer: Layer | None) -> None:
         with self.lock:
@@ -113,7 +121,7 @@ class Writer:
                     continue
                 fresh.append(block)
                 size += footprint(block.row.stored)
-                if layer is None and size >= self.budget.batch:
+                if layer is None and (size >= self.budget.batch or len(fresh) >= _BLOCKS_A_WRITE):
                     break
         return fresh
 
@@ -305,7 +313,7 @@ class Writer:
         return total
 
     def _choose(self, wanted: int) -> tuple[list[tuple[int, int, BlockRow]], int, bool]:
-        """Up to 1,000 victims (turn, id, row) from where the last purge stopped; marked as dying."""
+        """Up to 256 victims (turn, id, row) from where the last purge stopped; marked as dying."""
         dbs = self.index.dbs
         chosen: list[tuple[int, int, BlockRow]] = []
         total = 0
@@ -313,7 +321,7 @@ class Writer:
             cursor = txn.cursor(dbs["victims"])
             more = cursor.set_range(be(self._purge_from))
             for seen, (turn, key) in enumerate(cursor if more else ()):
-                if total >= wanted or len(chosen) >= 1000 or seen >= 20_000:
+                if total >= wanted or len(chosen) >= 256 or seen >= 20_000:
                     return chosen, total, False
                 block = int_of(key)
                 self._purge_from = of_be(turn) + 1
