@@ -53,12 +53,14 @@ class Budget:
     small store little may."""
 
     @classmethod
-    def of(cls, max_bytes: int) -> "Budget":
+    def of(cls, max_bytes: int, disk: int | None = None) -> "Budget":
+        """Shares of ``max_bytes`` on a disk that has ``disk`` bytes for the store (None: enough)."""
         index = max(16 * MIB, max_bytes // 40) // MIB * MIB
         data = max_bytes - index - SPARE
         volume = min(MAX_VOLUME, max(data // 8, min(data, GIB))) // PAGE * PAGE
-        batch = min(16 * MIB, volume // 16)
-        pool, queue = min(6 * batch, data // 8), min(24 * MIB, data // 16)
+        room = data if disk is None else max(MIN_VOLUME, min(data, disk))
+        batch = min(16 * MIB, min(volume, room) // 16)
+        pool, queue = min(6 * batch, room // 8), min(24 * MIB, room // 16)
         return cls(max_bytes, index, volume, data, batch, pool, queue)
 
 

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import json
 import logging
+import os
 import threading
 import time
 from collections import Counter
@@ -101,7 +102,8 @@ class Store:
     def _open(cls, path: Path, lock: home.Lock, max_bytes: int | None) -> "Store":
         remembered = _remembered(path)
         bound = max_bytes or remembered or default_max_bytes(path)
-        budget = Budget.of(bound)
+        disk = os.statvfs(path)
+        budget = Budget.of(bound, disk.f_bavail * disk.f_frsize + home.disk_bytes(path))
         (path / "index").mkdir(mode=0o700, exist_ok=True)
         shrink.compact_index(path / "index", budget.index)
         (path / "volumes").mkdir(mode=0o700, exist_ok=True)
