@@ -121,8 +121,9 @@ class Content:
         async with self._lock:
             try:
                 size = await self._write_locked(offset, data)
-            except OSError:
-                self._refused = offset
+            except OSError as error:
+                if error.errno != errno.EFBIG:  # that one says nothing of the bytes before it
+                    self._refused = offset
                 raise
             if offset <= self._refused < offset + size:
                 self._refused = -1

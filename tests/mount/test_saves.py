@@ -180,6 +180,18 @@ async def test_a_write_for_which_there_is_no_room_leaves_the_old_version(
     assert await desk.load(b"f") == OLD
 
 
+async def test_a_write_beyond_the_largest_size_costs_nothing_else(desk: Desk) -> None:
+    """EFBIG is about its own offset: what was written before it stays, over an old version, too."""
+    await desk.save(b"f", OLD)
+    content = desk.open(b"f")
+    await content.truncate(0)
+    await content.write(0, NEW)
+    with pytest.raises(OSError, match="too large"):
+        await content.write(1 << 47, b"x")
+    assert not await desk.close(content)
+    assert await desk.load(b"f") == NEW
+
+
 async def test_sync_says_that_a_save_failed(desk: Desk, full: pytest.MonkeyPatch) -> None:
     """Nothing that was synced may be missing."""
     content = desk.open(b"f")
