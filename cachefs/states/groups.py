@@ -26,6 +26,7 @@ class Groups:
         breaks = np.flatnonzero((step != 0) & (step != 1)) + 1
         self._starts: NDArray[np.int64] = np.concatenate(([0], breaks, [len(pos)])).astype(np.int64)
         self._first: NDArray[np.int64] = pos[self._starts[:-1]] if len(pos) else pos
+        self._window = bool(self.cells) and int(pos.min()) > 0
         self._cuts: dict[int, tuple[int, ...]] = {}
 
     @classmethod
@@ -35,6 +36,10 @@ class Groups:
 
     def cut(self, length: int) -> tuple[int, ...]:
         """Cells of each group, left to right, for groups of at most ``length`` cells (a power of two)."""
+        if self._window and self.cells < length:
+            # Both ends of a sliding window smaller than a group move, so neither its first nor its last row
+            # would ever be met again: it needs cuts within. Not below 1/64 of a group, or blocks get tiny.
+            length = max(1 << max(0, self.cells.bit_length() - 3), length // 64, 1)
         cuts = self._cuts.get(length)
         if cuts is None:
             edges = self._edges(length) if self.cells else [0]
