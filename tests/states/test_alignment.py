@@ -46,7 +46,7 @@ def test_window_start_and_rotation_do_not_matter() -> None:
 
 
 def test_a_window_smaller_than_a_group_is_cut_within() -> None:
-    """Two windows of 128 rows, 24 apart, in groups of 1024 rows: all they share is whole groups but the ends."""
+    """Two windows of 128 rows, 24 apart, in groups of 1024 rows, share all whole groups but the ends."""
     a = Groups(np.arange(3000, 3128)).cut(1024)
     b = Groups(np.arange(3024, 3152)).cut(1024)
     assert a == (8, 32, 32, 32, 24)
