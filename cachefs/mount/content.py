@@ -317,11 +317,39 @@ class Content:
     async def flush(self, *, killed: bool = False) -> None:
         """A close: take everything in, report what failed, make it the tree's version.
 
+        Room for what is queued is reserved, so unless that is too much for the memory
+        of the daemon, it is taken in behind the client's back.
+
         ``killed``: a signal ended the process, and the close is the kernel's. A torn
         save over an older version is then left for `release` to judge.
         """
+        self._killed = self._killed or killed
+        stream = self._stream
+        if (
+            stream is None
+            or stream.failed
+            or self._failed
+            or self._overlay
+            or self._refused >= 0
+            or self._lock.locked()
+            or self._store.queued > self._store.budget.queue
+        ):
+            await self._flush()
+        else:
+            self._nursery.start_soon(self._flush_behind, self._upkeep.follow())
+
+    async def _flush_behind(self, done: trio.Event) -> None:
+        try:
+            await self._flush()
+        except OSError as error:  # fsync and `release` meet it again
+            log.error("inode %d: %s", self._ino, error)
+        except Exception:  # in a task of its own it would end the mount
+            log.exception("inode %d: closing failed", self._ino)
+        finally:
+            self._upkeep.followed(done)
+
+    async def _flush(self) -> None:
         async with self._lock:
-            self._killed = self._killed or killed
             if not self._dirty:
                 return
             if self._stream is not None:

@@ -303,7 +303,7 @@ class CacheFS(pyfuse3.Operations):
 
     @_guarded
     async def fsyncdir(self, fh: int, datasync: bool) -> None:
-        await self._upkeep.commit()
+        await self._upkeep.sync()
 
     # -- files
 
@@ -422,7 +422,7 @@ class CacheFS(pyfuse3.Operations):
     @_guarded
     async def fsync(self, fh: int, datasync: bool) -> None:
         await self._handles[fh].content.sync()
-        await self._upkeep.commit()
+        await self._upkeep.sync()
 
     # -- the filesystem
 

@@ -1,8 +1,9 @@
 """A save in progress: bytes written in order, cut and placed behind the writer's back.
 
-`Stream.put` queues the kernel's buffer and returns. When the queue is full, or the
-file is closed, a worker thread cuts, hashes and compares what has gathered and,
-when a batch of new blocks is full, has it written; the writer waits meanwhile.
+`Stream.put` queues the kernel's buffer and returns. When the queue is full, a worker
+thread cuts, hashes and compares a share of what has gathered and, when a batch of new
+blocks is full, has it written; the writer waits meanwhile. What is queued when the file is
+closed follows behind: a state that fits into the queue is saved at the transport's speed.
 
 That the two take turns is on purpose. Both need the interpreter, and handing it
 back and forth for each request took longer than the work: a save of 80 MB went at
@@ -23,6 +24,8 @@ log = logging.getLogger("cachefs.stream")
 
 INLINE_LIMIT = 64 << 10
 """Up to this many bytes are placed at once, in the event loop: a thread costs more."""
+TURN = 24 << 20
+"""Bytes placed while the writer waits; fewer make more turns, more make longer waits."""
 CREDIT = 2 << 20
 """Most bytes reserved at a time, so that a small write need not ask the store for room."""
 
@@ -38,8 +41,7 @@ class Stream:
         self._nursery = nursery
         self._cutter = Cutter()
         self._placer: Placer = store.placer()
-        self._limit = store.budget.queue
-        self._step = min(CREDIT, self._limit // 4)
+        self._step = min(CREDIT, store.budget.queue // 4)
         self._queue: deque[bytes] = deque()
         self._queued = 0
         self._credit = 0  # bytes reserved and not taken yet
@@ -77,6 +79,12 @@ class Stream:
 
     # -- taking bytes in
 
+    @property
+    def _limit(self) -> int:
+        """Bytes that may wait here; many writers share what one may have."""
+        most = self._store.budget.queue
+        return most if self._store.queued <= most else most // 8
+
     def has_credit(self, size: int) -> bool:
         """Whether ``size`` bytes can be taken at once: room is reserved and the queue has space."""
         return self._credit >= size and self._queued <= self._limit
@@ -110,17 +118,19 @@ class Stream:
 
     async def _work(self) -> None:
         try:
-            while self._queue:
-                batch = self._take()
+            while self._queue and self._queued > max(0, self._limit - TURN):
+                batch = self._take(TURN)
                 await trio.to_thread.run_sync(self._place, batch)
                 self._progress(batch)
         finally:
             self._working = False
             self._signal()
 
-    def _take(self) -> list[bytes]:
-        batch = list(self._queue)
-        self._queue.clear()
+    def _take(self, most: int) -> list[bytes]:
+        batch: list[bytes] = []
+        while self._queue and most > 0:
+            batch.append(self._queue.popleft())
+            most -= len(batch[-1])
         return batch
 
     def _progress(self, batch: list[bytes]) -> None:
@@ -157,8 +167,8 @@ class Stream:
         """Wait until everything queued has gone through the cutter."""
         while self._working:
             await self._moved.wait()
-        if self._queue:
-            batch = self._take()
+        while self._queue:
+            batch = self._take(TURN)
             if sum(map(len, batch)) <= INLINE_LIMIT:
                 self._place(batch)
             else:

@@ -31,6 +31,7 @@ class Upkeep:
         self._making = trio.Lock()
         self._wake = trio.Event()
         self._complained = False
+        self._behind: set[trio.Event] = set()
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -40,8 +41,24 @@ class Upkeep:
 
     # -- commits
 
+    def follow(self) -> trio.Event:
+        """Note that something goes on that a client was told is done; `followed` ends it."""
+        done = trio.Event()
+        self._behind.add(done)
+        return done
+
+    def followed(self, done: trio.Event) -> None:
+        self._behind.remove(done)
+        done.set()
+
+    async def sync(self) -> None:
+        """Make durable all that clients were told is done. Raises StoreFull."""
+        for done in list(self._behind):
+            await done.wait()
+        await self.commit()
+
     async def commit(self) -> None:
-        """Make all that is pending durable. Raises StoreFull."""
+        """Make all that is in the tree durable. Raises StoreFull."""
         store = self._store
         async with self._committing:
             layer = store.index.freeze()

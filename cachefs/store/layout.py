@@ -49,7 +49,7 @@ class Budget:
     pool: int
     """Payload bytes that may wait in memory to be written out."""
     queue: int
-    """Bytes of one save that may wait to be placed. What waits counts as used, so in a
+    """Bytes of all saves that may wait to be placed. What waits counts as used, so in a
     small store little may."""
 
     @classmethod
@@ -60,7 +60,7 @@ class Budget:
         volume = min(MAX_VOLUME, max(data // 8, min(data, GIB))) // PAGE * PAGE
         room = data if disk is None else max(MIN_VOLUME, min(data, disk))
         batch = min(16 * MIB, min(volume, room) // 16)
-        pool, queue = min(6 * batch, room // 8), min(24 * MIB, room // 16)
+        pool, queue = min(4 * batch, room // 8), min(64 * MIB, room // 16)
         return cls(max_bytes, index, volume, data, batch, pool, queue)
 
 
