@@ -33,6 +33,8 @@ def is_store(path: Path) -> bool:
         return (path / "format").is_file()
     except PermissionError:
         raise UserError(f"{path} belongs to another user; run as its owner") from None
+    except OSError:  # its disk does not answer
+        return False
 
 
 def find(path: str | None) -> Target:

@@ -279,6 +279,16 @@ class Content:
 
     # -- reading
 
+    def read_now(self, offset: int, into: memoryview) -> int:
+        """Fill ``into`` from ``offset`` on if that needs no waiting; bytes read, -1 if it does."""
+        if self._stream is not None or self._overlay:
+            return -1
+        into = into[: max(0, self._recipe.size - offset)]
+        if not self._store.read_cached(self._recipe, offset, into):
+            return -1
+        self._store.index.active.counters["read_bytes"] += len(into)
+        return len(into)
+
     async def read(self, offset: int, size: int) -> Buffer:
         """Bytes offset … offset + size, fewer at the end; OSError(EIO) if a block is damaged."""
         if self._stream is None and not self._overlay:

@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import lmdb
 import numpy as np
@@ -27,9 +28,19 @@ from cachefs.store.errors import Damaged
 from cachefs.store.index import Index
 from cachefs.store.layout import footprint
 from cachefs.store.records import CHUNK, RAW, BlockRow, Refs, int_key, int_of
-from cachefs.store.volumes import Volumes
+from cachefs.store.volumes import Volume, Volumes
 
 CANDIDATES = 4
+_REMEMBERED = 1 << 18
+"""Blocks remembered to be verified, about 100 bytes each."""
+
+
+class Place(NamedTuple):
+    """Where the raw bytes of a block lie as they are: from ``hint`` of a volume's file, ``raw`` bytes."""
+
+    volume: Volume
+    hint: int
+    raw: int
 
 
 @dataclass(slots=True)
@@ -87,7 +98,7 @@ class Blocks:
         """Held victims, with their footprints: counted as victims on disk, but not to be had."""
         self.revived_bytes = 0
         self.damaged: set[int] = set()
-        self._verified: set[int] = set()
+        self._verified: dict[int, Place | None] = {}
         with index.env.begin(db=index.dbs["blocks"]) as txn:
             cursor = txn.cursor()
             self._next = int_of(cursor.key()) + 1 if cursor.last() else 1
@@ -176,13 +187,35 @@ class Blocks:
             self.held[number] += 1
         return number
 
+    # -- reading what was read before
+
     def is_verified(self, block: int) -> bool:
         return block in self._verified
 
-    def set_verified(self, block: int) -> None:
-        if len(self._verified) >= 1 << 18:
+    def set_verified(self, block: int, place: Place | None = None) -> None:
+        if len(self._verified) >= _REMEMBERED:
             self._verified.clear()
-        self._verified.add(block)
+        self._verified[block] = place
+
+    def is_there(self, block: int, place: Place) -> bool:
+        """Whether the block was verified in just that place."""
+        return self._verified.get(block) == place
+
+    def copy_cached(self, block: int, start: int, into: memoryview) -> bool:
+        """Copy a block's raw bytes from ``start`` on into all of ``into``, if that needs no waiting.
+
+        False for what was not verified yet, is not in memory or does not lie there as it is.
+        """
+        place = self._verified.get(block)
+        if place is not None:
+            if start + len(into) > place.raw:
+                return False
+            return place.volume.pread(into, place.hint + start, wait=False)
+        with self.lock:
+            fresh = self.pool.by_id.get(block)
+        if fresh is not None:
+            into[:] = memoryview(fresh.raw)[start : start + len(into)]
+        return fresh is not None
 
     def note_damage(self, block: int) -> None:
         with self.lock:
@@ -246,6 +279,43 @@ class BlockReader:
         if self.refs(block).number:  # a crash may have left a victim's row without its payload
             self._blocks.note_damage(block)
         raise Damaged(f"block {block} is missing")
+
+    def copy(self, block: int, start: int, into: memoryview) -> None:
+        """Copy a block's raw bytes from ``start`` on into all of ``into``. Raises Damaged."""
+        if not self._copy_located(block, start, into):
+            raw = memoryview(self.raw(block))
+            if len(raw) < start + len(into):
+                raise Damaged(f"block {block} is shorter than its slice")
+            into[:] = raw[start : start + len(into)]
+
+    def _copy_located(self, block: int, start: int, into: memoryview) -> bool:
+        """`copy` from where the payload was last seen; False where that is not to be trusted."""
+        row = self.row(block)
+        if row is None or not row.hint or row.codec != RAW or start + len(into) > row.raw:
+            return False
+        volume = self._blocks.volumes.by_number.get(row.volume)
+        if volume is None:
+            return False
+        place = Place(volume, row.hint, row.raw)
+        if self._blocks.is_there(block, place):
+            return volume.pread(into, row.hint + start)
+        whole = into if len(into) == row.raw else memoryview(bytearray(row.raw))
+        if not volume.pread(whole, row.hint) or xxhash.xxh3_128_digest(whole) != row.digest:
+            return False
+        self._blocks.set_verified(block, place)
+        if whole is not into:
+            into[:] = whole[start : start + len(into)]
+        return True
+
+    def will_need(self, ids: Iterable[int]) -> None:
+        """Have the disk read blocks that will be asked for soon, unless the first is in memory."""
+        for number, block in enumerate(ids):
+            row = self.row(block)
+            volume = self._blocks.volumes.by_number.get(row.volume) if row is not None else None
+            if row is not None and volume is not None and row.hint:
+                if not number and volume.is_cached(row.hint):
+                    return
+                volume.will_need(row.hint, row.stored)
 
     def _decode(self, block: int, row: BlockRow, payload: Buffer, *, verify: bool) -> Buffer:
         try:

@@ -53,8 +53,9 @@ class BlockRow(NamedTuple):
     ``raw`` and ``stored`` are bytes before and after the codec; ``width`` is bytes
     a row (ROWS) or an element (TILE), 0 for a CHUNK; ``rows`` a tile's embedding
     rows; ``parts`` how many values its payload was split into (0: it is one value);
-    ``head`` and ``tail`` are the row keys it is found by (0: none). ``hint`` is kept for
-    where the payload lies in its volume's file, and 0 so far.
+    ``head`` and ``tail`` are the row keys it is found by (0: none). ``hint`` says
+    where the payload lies in its volume's file, in bytes (0: not known). It is no more
+    than a hint: what is read there counts only if the digest agrees.
     """
 
     digest: bytes

@@ -132,7 +132,10 @@ def _put(batch: list[tuple[int, Buffer, BlockRow]], targets: list[Volume]) -> li
                 parts = target.put(((block, payload) for block, payload, _ in batch), part_bytes)
             except lmdb.MapFullError:
                 continue
-            moved += [(b, row._replace(volume=target.number, parts=parts[b])) for b, _, row in batch]
+            hints = target.locate(parts)
+            moved += [
+                (b, row._replace(volume=target.number, parts=parts[b], hint=hints[b])) for b, _, row in batch
+            ]
             batch = []
     if batch:
         raise StoreFull("no room in the remaining volumes")

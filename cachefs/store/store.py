@@ -275,6 +275,10 @@ class Store:
         """See `assemble.read`."""
         return assemble.read(self.blocks, recipe, start, size)
 
+    def read_cached(self, recipe: Recipe, start: int, into: memoryview) -> bool:
+        """See `assemble.read_cached`."""
+        return assemble.read_cached(self.blocks, recipe, start, into)
+
     # -- offline commands
 
     def resolve(self, name: str) -> tuple[int, bytes, int]:

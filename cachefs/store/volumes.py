@@ -6,12 +6,14 @@ store's size, and one can be emptied, dropped or rewritten alone.
 All writing happens under the store's write lock; reading may happen anywhere.
 """
 
+import mmap
 import os
 import shutil
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
 import lmdb
+import numpy as np
 
 from cachefs.states.pieces import Buffer
 from cachefs.store.errors import StoreFull
@@ -19,6 +21,8 @@ from cachefs.store.layout import HEADROOM, MIN_VOLUME, Budget, footprint
 from cachefs.store.records import BlockRow, VolumeRow, be, int_key, int_of
 
 _MAX_PARTS = 1 << 16
+_HINT_FROM = mmap.PAGESIZE
+"""Shorter payloads may lie in a leaf page, which moves whenever it is changed."""
 
 
 def _part_key(block: int, part: int) -> bytes:
@@ -41,6 +45,8 @@ class Volume:
         )
         self.db = self.env.open_db(b"payloads", integerkey=True)
         self.parts = self.env.open_db(b"parts")
+        self._file = os.open(path / "data.mdb", os.O_RDONLY | os.O_CLOEXEC)
+        self._base = _map_base(path / "data.mdb")
 
     @property
     def free(self) -> int:
@@ -86,6 +92,44 @@ class Volume:
         whole = [piece for piece in pieces if piece is not None]
         return b"".join(whole) if len(whole) == parts else None
 
+    # -- reading past LMDB: a payload in pages of its own stays where it is as long as it lives
+
+    def locate(self, blocks: Iterable[int]) -> dict[int, int]:
+        """Where payloads lie in the volume's file, in bytes from its start; 0 where that may change."""
+        found: dict[int, int] = {}
+        with self.env.begin(db=self.db, buffers=True) as txn:
+            for block in blocks:
+                payload = txn.get(int_key(block))
+                found[block] = 0
+                if self._base and payload is not None and len(payload) >= _HINT_FROM:
+                    found[block] = np.frombuffer(payload, np.uint8).ctypes.data - self._base
+        return found
+
+    def pread(self, into: memoryview, start: int, *, wait: bool = True) -> bool:
+        """Fill ``into`` from ``start`` of the file; False if that cannot be done.
+
+        Without ``wait`` also where the disk would be waited for, and always on a
+        filesystem that cannot tell (tmpfs, ZFS).
+
+        A third faster than copying from the map, whose pages must be faulted in one by
+        one, and in a cold file five times as fast.
+        """
+        try:
+            return os.preadv(self._file, [into], start, 0 if wait else os.RWF_NOWAIT) == len(into)
+        except OSError:
+            return False
+
+    def will_need(self, start: int, size: int) -> None:
+        """Have the disk read what will be asked for soon."""
+        os.posix_fadvise(self._file, start, size, os.POSIX_FADV_WILLNEED)
+
+    def is_cached(self, start: int) -> bool:
+        """Whether the page at ``start`` of the file is in memory."""
+        try:
+            return bool(os.preadv(self._file, [bytearray(1)], start, os.RWF_NOWAIT))
+        except OSError:
+            return False
+
     def delete(self, blocks: Iterable[tuple[int, BlockRow | None]]) -> None:
         """Delete payloads by id in one transaction; those that are not there are passed over.
 
@@ -115,6 +159,22 @@ class Volume:
 
     def close(self) -> None:
         self.env.close()
+        os.close(self._file)
+        self._file = -1
+
+
+def _map_base(path: Path) -> int:
+    """The address that LMDB's map of ``path`` begins at; 0 if it cannot be told."""
+    name = os.path.realpath(path)
+    try:
+        lines = Path("/proc/self/maps").read_text(errors="surrogateescape").splitlines()
+    except OSError:
+        return 0
+    for line in lines:
+        fields = line.split(maxsplit=5)
+        if len(fields) == 6 and fields[5] == name and int(fields[2], 16) == 0:
+            return int(fields[0].split("-")[0], 16)
+    return 0
 
 
 class Volumes:

@@ -179,7 +179,10 @@ class Writer:
                 volume, parts = self._put_in_parts(run or todo[:1])
                 run = run or todo[:1]
                 refused.clear()
-            placed += [(b.id, b.row._replace(volume=volume.number, parts=parts[b.id])) for b in run]
+            hints = volume.locate(parts)
+            placed += [
+                (b.id, b.row._replace(volume=volume.number, parts=parts[b.id], hint=hints[b.id])) for b in run
+            ]
             self._unnamed.update(placed)
             todo = todo[len(run) :]
         return placed

@@ -13,6 +13,7 @@ from cachefs.mount.content import Content
 from cachefs.store.recipe import MAX_SIZE
 
 from ..states import build
+from ..store.breaking import set_hint
 from ..store.filling import noise
 from .desk import Desk
 from .desk import desk as new_desk
@@ -264,6 +265,7 @@ async def test_a_damaged_block_is_an_error_of_its_range(desk: Desk) -> None:
     volume = desk.store.volumes.by_number[1]
     with volume.env.begin(write=True, db=volume.db) as txn:
         txn.put(middle.a.to_bytes(8, "little"), bytes(middle.length))
+    set_hint(desk.store, middle.a, 0)
     content = desk.open(b"f")
     with pytest.raises(OSError, match="damaged") as caught:
         await content.read(0, len(data))

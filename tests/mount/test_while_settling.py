@@ -111,8 +111,10 @@ async def test_an_append_that_fails_keeps_the_end(
     with monkeypatch.context() as patch:
         patch.setattr(Placer, "place", refuse)
         await content.write(len(kept), noise(300_000, 1))
+        await content.flush()
+        await desk.upkeep.sync()
         with pytest.raises(OSError, match="not stored"):
-            await content.flush()
+            await content.sync()
     await desk.abandon(content, killed=False)
     await desk.upkeep.commit()
     assert desk.in_tree(b"f")[: len(kept)] == kept

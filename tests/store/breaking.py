@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from cachefs.store import Store
+from cachefs.store.records import BlockRow, int_key
 
 
 class Broken(Exception):
@@ -27,6 +28,13 @@ def failing(store: Store, method: str, error: Exception) -> Iterator[None]:
         yield
     finally:
         setattr(store.writer, method, original)
+
+
+def set_hint(store: Store, block: int, hint: int) -> None:
+    """Have the index say that a payload lies at ``hint`` (0: it does not know)."""
+    with store.index.env.begin(write=True, db=store.index.dbs["blocks"]) as txn:
+        row = BlockRow.unpack(txn.get(int_key(block)))._replace(hint=hint)
+        txn.put(int_key(block), row.pack())
 
 
 def crash(store: Store, path: Path) -> Store:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +13,7 @@ from cachefs.store import Damaged, Store
 from cachefs.store.layout import footprint
 from cachefs.store.records import BlockRow, int_key, int_of
 
+from .breaking import set_hint
 from .filling import add, content, fill, make, noise, place, remove
 from .recount import assert_exact, assert_nothing_leaks
 
@@ -40,6 +43,7 @@ def overwrite(store: Store, block: int, payload: bytes | None) -> None:
             txn.delete(int_key(block))
         else:
             txn.put(int_key(block), payload)
+    set_hint(store, block, 0)  # where the payload was, it still is
 
 
 def test_holds_are_counted(store: Store) -> None:
@@ -251,6 +255,72 @@ def test_a_block_is_verified_once(store: Store, monkeypatch: pytest.MonkeyPatch)
     assert content(store, ino) == noise(60_000)
     monkeypatch.setattr("xxhash.xxh3_128_digest", lambda *a: pytest.fail("hashed again"))
     assert content(store, ino) == noise(60_000)
+
+
+def test_a_hint_leads_to_the_payload(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    ino = add(store, b"a", [Rows(noise(60_000), 100), Rows(noise(50_000, 2), 100)])
+    small = add(store, b"b", [Rows(noise(4000, 3), 100)])
+    store.commit()
+    assert committed_row(store, only_block(store, small)).hint == 0, "it shares a page, which moves"
+    with monkeypatch.context() as patch:
+        patch.setattr(store.volumes.by_number[1], "get", lambda *a: pytest.fail("asked LMDB"))
+        assert content(store, ino) == noise(60_000) + noise(50_000, 2)
+
+
+def can_refuse_to_wait(path: Path) -> bool:
+    with path.open("rb") as file:
+        try:
+            return os.preadv(file.fileno(), [bytearray(1)], 0, os.RWF_NOWAIT) == 1
+        except OSError:
+            return False
+
+
+def test_what_is_in_memory_is_read_at_once(tmp_path: Path) -> None:
+    store = Store.open(tmp_path / "store", 64 << 20)
+    try:
+        data = noise(60_000) + noise(50_000, 2)
+        ino = add(store, b"a", [Rows(data[:60_000], 100), Rows(data[60_000:], 100)])
+        recipe = store.tree.recipe(ino)
+        into = memoryview(bytearray(80_000))
+        assert store.read_cached(recipe, 20_000, into), "it waits to be written yet"
+        assert into == data[20_000:100_000]
+        store.commit()
+        assert content(store, ino) == data
+        into = memoryview(bytearray(80_000))
+        possible = can_refuse_to_wait(store.path / "volumes" / "0001" / "data.mdb")
+        assert store.read_cached(recipe, 20_000, into) == possible
+        assert not possible or into == data[20_000:100_000]
+        assert not store.read_cached(recipe, 40_000, into), "that is beyond the end"
+    finally:
+        store.close()
+
+
+@pytest.mark.parametrize("wrong", [1, 4096, 1 << 40])
+def test_a_wrong_hint_does_no_harm(store: Store, wrong: int) -> None:
+    ino = add(store, b"a", [Rows(noise(60_000), 100)])
+    store.commit()
+    block = only_block(store, ino)
+    set_hint(store, block, committed_row(store, block).hint + wrong)
+    with store.blocks.reader() as reader:
+        assert reader.raw(block) == noise(60_000), "verified, but not there"
+    assert content(store, ino) == noise(60_000)
+    assert not store.blocks.damaged
+
+
+def test_what_was_not_verified_is_not_read_unseen(store: Store) -> None:
+    """The fast way takes only what was verified since the mount."""
+    ino = add(store, b"a", [Rows(noise(60_000), 100)])
+    store.commit()
+    recipe = store.tree.recipe(ino)
+    assert not store.read_cached(recipe, 0, memoryview(bytearray(50_000)))
+    hint = committed_row(store, only_block(store, ino)).hint
+    with (store.path / "volumes" / "0001" / "data.mdb").open("r+b") as file:
+        file.seek(hint + 31_000)
+        file.write(bytes(8))
+    for _ in range(2):
+        with pytest.raises(Damaged):
+            store.read(recipe, 0, 100)
+        assert not store.read_cached(recipe, 0, memoryview(bytearray(100)))
 
 
 def test_ids_grow(store: Store) -> None:
