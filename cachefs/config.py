@@ -16,7 +16,10 @@ KNOWN = {
     "log_file": True,
     "max_size": True,
     "noexec": False,
+    "writeback": True,
 }
+
+WRITEBACK = ("auto", "on", "off")
 
 # What mount(8), fstab and systemd add for themselves, and what cachefs does anyway
 # (default_permissions, nodev, nosuid, noatime). mount.fuse3 run by root always
@@ -43,6 +46,8 @@ class MountConfig:
     allow_other: bool = False
     keep_torn: bool = False
     noexec: bool = False
+    writeback: str = "auto"
+    """Whether the kernel gathers small writes: one of `WRITEBACK`."""
     fsname: str = ""
     log_file: Path | None = None
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from cachefs.config import MountConfig, parse_mount_options
+from cachefs.config import WRITEBACK, MountConfig, parse_mount_options
 from cachefs.errors import UsageError, UserError
 from cachefs.mount import daemon
 from cachefs.mount import mountpoint as places
@@ -30,6 +30,7 @@ Options of -o, separated by commas:
   max_size=SIZE   foreground   debug   allow_other   keep_torn   log_file=FILE
   fsname=NAME     the name in the mount table (default: the store's path)
   noexec          programs in the mount cannot be run
+  writeback=auto|on|off
 Of mount(8)'s own options those that do not matter are ignored; nodev, nosuid
 and noatime always hold. With allow_other the mount shows to other users, but
 files keep mode 0600: only root and their owner can read them.
@@ -57,6 +58,14 @@ tasks and threads are doing to the log.
     help="When a save over an old file was cut off by a kill, keep the torn file "
     "instead of bringing the old one back.",
 )
+@click.option(
+    "--writeback",
+    type=click.Choice(WRITEBACK),
+    help="Have the kernel gather small writes: the saves of a server without flash attention (-fa off), "
+    "tens of thousands of 8 KiB, go three times as fast. But a lack of space shows at fsync or close only, and there are no extended "
+    "attributes. "
+    "Default: auto, which is on when the last state saved here was such a one.",
+)
 @click.option("--fsname", metavar="NAME", help="Name in the mount table. Default: the store's path.")
 @click.option(
     "--log-file", metavar="FILE", help="Default: STORE/cachefs.log; in the foreground standard error."
@@ -70,6 +79,7 @@ def command(
     foreground: bool,
     allow_other: bool,
     keep_torn: bool,
+    writeback: str | None,
     fsname: str | None,
     log_file: str | None,
     options: tuple[str, ...],
@@ -78,6 +88,9 @@ def command(
     given = parse_mount_options(options)
     size = max_size if max_size is not None else given.get("max_size")
     log = log_file or given.get("log_file")
+    gather = writeback or given.get("writeback", "auto")
+    if gather not in WRITEBACK:
+        raise UsageError(f"-o writeback={gather}: give one of {', '.join(WRITEBACK)}")
     config = MountConfig(
         store=_path(store, "STORE"),
         mountpoint=_path(mountpoint, "MOUNTPOINT"),
@@ -87,6 +100,7 @@ def command(
         allow_other=allow_other or "allow_other" in given,
         keep_torn=keep_torn or "keep_torn" in given,
         noexec="noexec" in given,
+        writeback=gather,
         fsname=fsname or given.get("fsname", ""),
         log_file=places.absolute(log) if log else None,
     )

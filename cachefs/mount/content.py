@@ -12,14 +12,14 @@ old version: `base`, when the new one turns out to be torn.
 import errno
 import json
 import logging
-from dataclasses import dataclass
-from typing import Any
 
 import trio
 
+from cachefs.mount import versions
 from cachefs.mount.overlay import Overlay
 from cachefs.mount.stream import Stream
 from cachefs.mount.upkeep import Upkeep
+from cachefs.mount.versions import Version
 from cachefs.states.pieces import Buffer
 from cachefs.store import Damaged, Store, StoreFull, recipe
 from cachefs.store.recipe import MAX_SIZE, Recipe
@@ -30,16 +30,8 @@ log = logging.getLogger("cachefs.content")
 _FOLD_AT = 16 << 20
 _REFEED = 64 << 10
 _IN_THREAD = 64 << 10
-
-
-@dataclass(frozen=True, slots=True)
-class Version:
-    """A file's content as the tree has it."""
-
-    recipe: Recipe
-    row_bytes: int
-    about: bytes | None
-    mtime: int
+_TELLING = 1 << 20
+"""Bytes of rows from which a state tells how its server writes."""
 
 
 class Content:
@@ -135,6 +127,8 @@ class Content:
         self._check_failed()
         if self._stream is None and offset == self.size and not self._overlay:
             await self._start_stream()
+        if self._stream is not None and offset < self._stream.end:
+            self._stream.retract(offset)
         if self._stream is not None and offset == self._stream.end:
             await self._append(self._stream, data)
             return len(data)
@@ -208,7 +202,9 @@ class Content:
         self._collect(stream)
         self._stream = None  # not before: who reads meanwhile must wait for what is being placed
         if stream.start == 0:
-            self._row_bytes, self._about = stream.row_bytes, _about(stream)
+            self._row_bytes, self._about = stream.row_bytes, versions.about(stream)
+            if stream.row_bytes > _TELLING:
+                self._store.note_writes(small=stream.small_writes)
         else:
             self._row_bytes += stream.row_bytes
         if stream.failed:
@@ -366,13 +362,13 @@ class Content:
                 await self._stream.drain()
                 if self._stream.failed and self._base is not None:
                     self._fail(self._stream.failed)  # `release` brings the old version back
-                if self._is_torn(self._stream) and not self._stream.failed:
+                if versions.is_torn(self._stream, self._base) and not self._stream.failed:
                     if self._base is None or not self._killed:
                         await self._persist()
                     return
             stream = self._stream
             await self._settle()
-            self._torn = stream is not None and self._is_torn(stream)
+            self._torn = stream is not None and versions.is_torn(stream, self._base)
             if self._torn and self._killed and self._base is not None:
                 return  # only its end told so
             await self._persist()
@@ -385,7 +381,8 @@ class Content:
                 await self._persist()
 
     async def release(self, *, keep_torn: bool, killed: bool = False) -> bool:
-        """The last writer has gone. True if the old version was put back in place of a torn one.
+        """The last writer has gone. True if the file is not what was written: some of it
+        was refused, or the old version was put back in place of a torn one.
 
         A state that ends too early counts as torn only if its writer was killed: who
         closes a file like that means it, as llama.cpp's own test of damaged states does.
@@ -400,7 +397,7 @@ class Content:
                 except OSError:
                     failed = True
                 if stream is not None:
-                    torn = torn or self._is_torn(stream)
+                    torn = torn or versions.is_torn(stream, self._base)
                 if (failed or (torn and killed)) and self._base is not None and not keep_torn:
                     self._restore_base()
                     return True
@@ -409,7 +406,7 @@ class Content:
                     self._dirty = True
                 if self._dirty:
                     await self._persist()
-                return False
+                return failed
             finally:
                 self._store.blocks.release(self._base_holds)
                 self._base_holds = []
@@ -417,18 +414,6 @@ class Content:
                 self._failed = 0
                 self._torn = self._killed = False
                 self._refused = -1
-
-    def _is_torn(self, stream: Stream) -> bool:
-        """Whether a save ended before its state did, as far as its headers and the version before tell.
-
-        A state may have fewer V sections than layers, so one cut exactly between two
-        sections looks whole by itself; the old version of the same shape knows better.
-        """
-        if stream.torn or stream.start or self._base is None:
-            return stream.torn
-        old, new = json.loads(self._base.about or b"{}"), _summary(stream)
-        alike = all(old.get(name) == new[name] for name in ("container", "version", "layers", "types"))
-        return alike and int(new["sections"]) < int(old.get("sections", 0))
 
     def _restore_base(self) -> None:
         base = self._base
@@ -498,7 +483,7 @@ class Content:
         self._holds += stream.take_holds()
         if not stream.failed:
             self._recipe = Recipe(stream.take())
-            self._row_bytes, self._about = stream.row_bytes, _about(stream, in_order=False)
+            self._row_bytes, self._about = stream.row_bytes, versions.about(stream, in_order=False)
         self._folded = 0
 
     async def drop(self) -> None:
@@ -509,24 +494,3 @@ class Content:
             self._stream = None
         self._store.blocks.release(self._holds + self._base_holds)
         self._holds, self._base_holds = [], []
-
-
-def _about(stream: Stream, *, in_order: bool = True) -> bytes | None:
-    """What the tree keeps of a recognised state, as JSON."""
-    if not stream.row_bytes and not stream.report.container:
-        return None
-    return json.dumps({**_summary(stream), "in_order": in_order}).encode()
-
-
-def _summary(stream: Stream) -> dict[str, Any]:
-    report = stream.report
-    return {
-        "container": report.container,
-        "version": report.version,
-        "architecture": report.architecture,
-        "tokens": report.tokens,
-        "cells": report.cells,
-        "layers": report.layers,
-        "types": report.types,
-        "sections": report.dropped + sum(len(module.sections) for module in report.modules),
-    }

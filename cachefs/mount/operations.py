@@ -32,7 +32,7 @@ from cachefs.mount.upkeep import Upkeep
 from cachefs.store import Store, StoreFull
 from cachefs.store.evict import Member
 from cachefs.store.records import Inode
-from cachefs.store.tree import NAME_MAX, Tree, clock, private
+from cachefs.store.tree import NAME_MAX, PIN, Tree, clock, private
 
 log = logging.getLogger("cachefs.operations")
 
@@ -83,7 +83,6 @@ class CacheFS(pyfuse3.Operations):
     """A mounted store. `running` must be entered before `pyfuse3.main`."""
 
     supports_dot_lookup = True
-    enable_writeback_cache = False
 
     def __init__(self, store: Store, config: MountConfig) -> None:
         super().__init__()
@@ -99,6 +98,11 @@ class CacheFS(pyfuse3.Operations):
         self._next_fh = 1
         self._answer = memoryview(bytearray(REQUEST))
         store.busy = self._contents.__contains__
+        self.enable_writeback_cache = config.writeback == "on" or (
+            config.writeback == "auto" and store.small_writes
+        )
+        if self.enable_writeback_cache:
+            log.info("the kernel gathers small writes (--writeback)")
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -338,9 +342,12 @@ class CacheFS(pyfuse3.Operations):
         self._handles[fh] = Handle(
             ino, content, writes, ReadAhead(self._nursery, content.read), process_of(ctx.pid) if writes else 0
         )
-        direct = flags & os.O_ACCMODE == os.O_WRONLY or (
-            flags & os.O_ACCMODE == os.O_RDONLY and content.size >= DIRECT_FROM and content.is_streamed
-        )
+        if flags & os.O_ACCMODE == os.O_RDONLY:
+            direct = content.size >= DIRECT_FROM and content.is_streamed
+            # Past the cache a reader would not see what a writer has in it.
+            direct = direct and not (content.writers and self.enable_writeback_cache)
+        else:
+            direct = flags & os.O_ACCMODE == os.O_WRONLY and not self.enable_writeback_cache
         return pyfuse3.FileInfo(fh=fh, direct_io=direct, keep_cache=True)
 
     @_guarded
@@ -421,9 +428,24 @@ class CacheFS(pyfuse3.Operations):
         try:
             if await content.release(keep_torn=self._config.keep_torn):
                 await trio.to_thread.run_sync(pyfuse3.invalidate_inode, ino)
+                if self.enable_writeback_cache:
+                    self._renew(ino)
         finally:
             content.closing.set()
             content.closing = None
+
+    def _renew(self, ino: int) -> None:
+        """Give a file's name to a new inode with the same content.
+
+        A kernel that gathers writes knows a file's size better than we do, and would go
+        on showing that of a save which failed.
+        """
+        old = self._tree.get(ino)
+        if not old.nlink:
+            return
+        name = self._tree.name_of(old)
+        self._forget_orphan(self._tree.renew(ino))
+        pyfuse3.invalidate_entry_async(old.parent, name, ino, True)
 
     @_guarded
     async def fsync(self, fh: int, datasync: bool) -> None:
@@ -449,9 +471,8 @@ class CacheFS(pyfuse3.Operations):
 
     # -- extended attributes
 
-    @staticmethod
-    def _check_xattr(name: bytes) -> None:
-        if not name.startswith(b"user."):
+    def _check_xattr(self, name: bytes) -> None:
+        if not name.startswith(b"user.") or (self.enable_writeback_cache and name != PIN):
             raise FUSEError(errno.EOPNOTSUPP)
 
     @_guarded
@@ -461,6 +482,9 @@ class CacheFS(pyfuse3.Operations):
 
     @_guarded
     async def getxattr(self, inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> bytes:
+        if self.enable_writeback_cache:
+            # Else the kernel asks for security.capability before every write, and could as well write.
+            raise FUSEError(errno.ENOSYS)
         value = self._tree.xattr(inode, name)
         if value is None:
             raise FUSEError(pyfuse3.ENOATTR)
@@ -468,7 +492,7 @@ class CacheFS(pyfuse3.Operations):
 
     @_guarded
     async def listxattr(self, inode: int, ctx: pyfuse3.RequestContext) -> list[bytes]:
-        return self._tree.xattrs(inode)
+        return [] if self.enable_writeback_cache else self._tree.xattrs(inode)
 
     @_guarded
     async def removexattr(self, inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> None:

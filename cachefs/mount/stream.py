@@ -26,6 +26,7 @@ INLINE_LIMIT = 64 << 10
 """Up to this many bytes are placed at once, in the event loop: a thread costs more."""
 TURN = 24 << 20
 """Bytes placed while the writer waits; fewer make more turns, more make longer waits."""
+_PAGE = 4096
 CREDIT = 2 << 20
 """Most bytes reserved at a time, so that a small write need not ask the store for room."""
 
@@ -66,6 +67,11 @@ class Stream:
     def report(self) -> Report:
         return self._cutter.report
 
+    @property
+    def small_writes(self) -> bool:
+        """Whether it is a state that llama.cpp writes value by value: one with transposed V."""
+        return any(s.kind == "VT" for module in self.report.modules for s in module.sections)
+
     def held_bytes(self) -> bytes:
         """What the cutter holds back, at the stream's end; the queue must be empty."""
         return self._cutter.held_bytes()
@@ -84,6 +90,20 @@ class Stream:
         """Bytes that may wait here; many writers share what one may have."""
         most = self._store.budget.queue
         return most if self._store.queued <= most else most // 8
+
+    def retract(self, offset: int) -> bool:
+        """Take back the bytes from ``offset`` on, the last few of those queued; False if they are gone.
+
+        The kernel writes a page of its cache that is not full yet, and later once more.
+        """
+        back = self.end - offset
+        if not self._queue or not 0 <= back <= min(_PAGE, len(self._queue[-1])):
+            return False
+        self._queue[-1] = self._queue[-1][: len(self._queue[-1]) - back]
+        self._queued -= back
+        self._credit += back
+        self.end -= back
+        return True
 
     def has_credit(self, size: int) -> bool:
         """Whether ``size`` bytes can be taken at once: room is reserved and the queue has space."""

@@ -25,7 +25,7 @@ from cachefs.store.index import Index
 from cachefs.store.layout import Budget
 from cachefs.store.place import Placer
 from cachefs.store.recipe import Recipe
-from cachefs.store.records import VolumeRow, int_of
+from cachefs.store.records import VolumeRow, be, int_of
 from cachefs.store.tree import PIN, ROOT, Tree
 from cachefs.store.volumes import Volumes
 from cachefs.store.writer import Writer
@@ -35,6 +35,8 @@ log = logging.getLogger("cachefs.store")
 INDEX_FULL = 0.50
 """Part of the index that may be used before victims and then units go for its sake. LMDB
 writes a changed page anew, so a commit of a thousand digests may need as many pages again."""
+
+_SMALL_WRITES = json.dumps({"small_writes": True}).encode()
 
 _LOOK_EVERY = 0.2
 """Seconds between looks at how full the disk is."""
@@ -267,6 +269,15 @@ class Store:
         return sum(members.values())
 
     # -- content
+
+    @property
+    def small_writes(self) -> bool:
+        """Whether the last state was saved in tens of thousands of small writes."""
+        return self.tree.about(ROOT) == _SMALL_WRITES
+
+    def note_writes(self, *, small: bool) -> None:
+        if small != self.small_writes:
+            self.index.put("about", be(ROOT), _SMALL_WRITES if small else b"{}")
 
     def placer(self) -> Placer:
         return Placer(self.blocks)

@@ -285,6 +285,24 @@ class Tree:
     def orphans(self) -> list[int]:
         return [of_be(key) for key, _ in self.index.scan("orphans", b"", _END)]
 
+    def renew(self, ino: int) -> int:
+        """Give a file's name and all it has to a new inode; the old number, now an orphan."""
+        old = self.get(ino)
+        name = self.name_of(old)
+        self._unlink(old.parent, name, old.cookie)
+        self._orphan(ino)
+        new = self._next_ino
+        self._next_ino += 1
+        inode = self._link(old.parent, name, new, old._replace(size=0, row_bytes=0), old.cookie)
+        self.put(new, inode)
+        self._count(inode, 1)
+        self.index.put("uses", be_pair(inode.last_use, new), b"")
+        self.set_content(new, self.recipe(ino), old.row_bytes, self.about(ino))
+        for xattr in self.xattrs(ino):
+            self.set_xattr(new, xattr, self.xattr(ino, xattr) or b"")
+        self.put(new, self.get(new)._replace(ctime=old.ctime))
+        return ino
+
     # -- content
 
     def recipe(self, ino: int) -> Recipe:

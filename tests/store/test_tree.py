@@ -19,7 +19,7 @@ from cachefs.states.pieces import Chunk
 from cachefs.store import Store
 from cachefs.store.tree import PIN, ROOT, clock, private
 
-from .filling import SMALL, add, fill, in_memory, make, noise
+from .filling import SMALL, add, content, fill, in_memory, make, noise
 from .recount import assert_exact, assert_nothing_leaks
 
 NAMES = st.sampled_from([b"a", b"b", b"a.meta", b"c" * 255, b"\xff\xfe"])
@@ -358,3 +358,25 @@ def test_a_recipe_of_many_pages_grows_and_shrinks(store: Store) -> None:
     store.tree.set_content(ino, whole.append(whole.cut(40).records), 0, None)
     written = store.index.active.tables["recipes"]
     assert len(written) == 1
+
+
+def test_a_file_renewed_is_the_same_under_another_number(store: Store) -> None:
+    ino = add(store, b"f", [Chunk(noise(5000)), Chunk(noise(900, 1))])
+    store.tree.set_xattr(ino, PIN, b"1")
+    store.tree.set_xattr(ino, b"user.a", b"b")
+    store.tree.change(ino, mtime=5)
+    store.commit()
+    before = store.tree.get(ino)
+    assert store.tree.renew(ino) == ino
+    new = store.tree.require(ROOT, b"f").ino
+    assert new != ino
+    assert store.tree.pinned == {new}
+    after = store.tree.get(new)
+    assert after == before
+    assert store.tree.xattr(new, b"user.a") == b"b"
+    assert content(store, new) == noise(5000) + noise(900, 1)
+    assert store.tree.orphans() == [ino]
+    store.tree.release_orphan(ino)
+    store.commit()
+    assert_exact(store)
+    assert_nothing_leaks(store)
