@@ -62,8 +62,8 @@ tasks and threads are doing to the log.
     "--writeback",
     type=click.Choice(WRITEBACK),
     help="Have the kernel gather small writes: the saves of a server without flash attention (-fa off), "
-    "tens of thousands of 8 KiB, go three times as fast. But a lack of space shows at fsync or close only, and there are no extended "
-    "attributes. "
+    "tens of thousands of 8 KiB, go three times as fast. But a lack of space shows at fsync or close only, "
+    "and there are no extended attributes. "
     "Default: auto, which is on when the last state saved here was such a one.",
 )
 @click.option("--fsname", metavar="NAME", help="Name in the mount table. Default: the store's path.")

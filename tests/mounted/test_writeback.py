@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,12 @@ def save(path: Path, data: bytes, step: int = 8192) -> None:
         file.write(data[:100])
         for at in range(100, len(data), step):
             file.write(data[at : at + step])
+
+
+def write_and_sync(fd: int, times: int) -> None:
+    for _ in range(times):
+        os.write(fd, os.urandom(1 << 20))
+    os.fsync(fd)
 
 
 def test_a_save_in_small_writes_is_cut_as_one_in_order(mount: MountFactory) -> None:
@@ -114,13 +121,9 @@ def test_what_does_not_fit_is_reported_and_not_shown(mount: MountFactory) -> Non
     path = m.path / "big"
     fd = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
     with pytest.raises(OSError, match="No space left"):
-        for _ in range(100):
-            os.write(fd, os.urandom(1 << 20))
-        os.fsync(fd)
-    try:
+        write_and_sync(fd, 100)
+    with suppress(OSError):
         os.close(fd)
-    except OSError:
-        pass
     assert eventually(lambda: path.stat().st_size < 64 << 20)
     size = path.stat().st_size
     assert len(path.read_bytes()) == size
