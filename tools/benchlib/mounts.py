@@ -33,11 +33,12 @@ def cachefs(*arguments: object) -> str:
 class CacheMount:
     """A store below ``folder`` and its mount; a context manager that takes both away."""
 
-    def __init__(self, folder: Path, max_bytes: int) -> None:
+    def __init__(self, folder: Path, max_bytes: int, *options: str) -> None:
         self.store = folder / "store"
         self.path = folder / "mnt"
         self.path.mkdir(parents=True, exist_ok=True)
         self._max_bytes = max_bytes
+        self._options = options
         self._folder = folder
 
     def __enter__(self) -> Self:
@@ -53,7 +54,7 @@ class CacheMount:
     def mount(self) -> float:
         """Mount; seconds until the command returned."""
         start = time.perf_counter()
-        cachefs("mount", "--max-size", self._max_bytes, self.store, self.path)
+        cachefs("mount", "--max-size", self._max_bytes, *self._options, self.store, self.path)
         return time.perf_counter() - start
 
     def umount(self) -> None:

@@ -84,7 +84,9 @@ def measure(bench: Bench, paths: Paths) -> Iterator[Row]:
             server.completion(_prompt(1, tokens))
             new = []
             for i in bench.rounds():
-                with CacheMount(bench.folder(f"server-{flash}{i}"), 2 * GIB) as mount:
+                # What a mount does by itself once it has seen a state of such a server.
+                options = ["--writeback=on"] if flash == "off" else []
+                with CacheMount(bench.folder(f"server-{flash}{i}"), 2 * GIB, *options) as mount:
                     new.append(_pair(server, slots, mount.path))
             if flash == "off":
                 yield _row("… -fa off, new", new, 3.0)

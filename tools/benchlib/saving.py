@@ -76,8 +76,13 @@ def save(bench: Bench) -> Iterator[Row]:
         note, details = pair.note()
         yield Row("save", "… half shared", pair.time_ratios, 1.0, note=note, details=details)
 
+    columns = Shape(BIG.layers, BIG.width, transposed=True)
+    with CacheMount(bench.folder("save-off"), bench.size(12 * GIB, 4 * GIB)) as mount:
+        pair = _Pair(mount, bench.folder("plain"))
+        pair.save(client.stdio_save, statefile.make(columns, [(2, cells // 8 * 4)]), count=False)
+        mount.umount()
+        mount.mount()  # which now gathers small writes: that was learned from the first state
         pair.reset()
-        columns = Shape(BIG.layers, BIG.width, transposed=True)
         for i in bench.rounds():
             pair.save(client.stdio_save, statefile.make(columns, [(200 + i, cells)]))
         note, details = pair.note()
