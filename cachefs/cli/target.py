@@ -1,11 +1,15 @@
 """Which store a PATH on the command line means, and whether a daemon has it mounted."""
 
+import errno
 import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
+import click
+
 from cachefs.errors import UserError
+from cachefs.log import LOG_NAME
 from cachefs.mount import mountpoint as places
 from cachefs.mount.mountpoint import FSTYPE, Mount
 from cachefs.mount.processes import store_served_at
@@ -93,12 +97,24 @@ def _only_mount() -> Target:
 
 
 def settle(target: Target) -> None:
-    """Have a running daemon write down what it holds in memory, so that figures are current."""
+    """Have a running daemon write down what it holds in memory, so that figures are current.
+
+    Where it cannot (full or broken disk) that is said, and what was committed last is shown.
+    """
     if target.mount is None:
         return
     directory = os.open(target.mount.path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(directory)
+    except OSError as error:
+        if error.errno not in (errno.EIO, errno.ENOSPC):
+            raise
+        log = target.store / LOG_NAME
+        click.echo(
+            f"cachefs: {target.mount.path} cannot write to its store ({error.strerror}; see {log}): "
+            "what follows is of its last commit",
+            err=True,
+        )
     finally:
         os.close(directory)
 

@@ -21,7 +21,7 @@ from cachefs.mount.stream import Stream
 from cachefs.mount.upkeep import Upkeep
 from cachefs.mount.versions import Version
 from cachefs.states.pieces import Buffer
-from cachefs.store import Damaged, Store, StoreFull, recipe
+from cachefs.store import Damaged, Store, StoreFailed, StoreFull, recipe
 from cachefs.store.recipe import MAX_SIZE, Recipe
 from cachefs.store.tree import clock
 
@@ -98,6 +98,7 @@ class Content:
             or offset != stream.end
             or stream.failed
             or self._failed
+            or self._store.writer.failed
             or self._refused >= 0
             or not stream.has_credit(len(data))
             or self._lock.locked()
@@ -175,6 +176,8 @@ class Content:
     def _check_failed(self) -> None:
         if self._failed:
             raise OSError(self._failed, "not stored")
+        if self._store.writer.failed:
+            raise StoreFailed(self._store.writer.failed)
 
     async def _start_stream(self) -> None:
         """A stream from the end; a short last chunk goes through it again, so that appends do not crumble."""

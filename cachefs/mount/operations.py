@@ -29,7 +29,7 @@ from cachefs.mount.content import Content
 from cachefs.mount.processes import process_of, was_killed
 from cachefs.mount.readahead import ReadAhead
 from cachefs.mount.upkeep import Upkeep
-from cachefs.store import Store, StoreFull
+from cachefs.store import Store, StoreFailed, StoreFull
 from cachefs.store.evict import Member
 from cachefs.store.records import Inode
 from cachefs.store.tree import NAME_MAX, PIN, Tree, clock, private
@@ -59,7 +59,9 @@ def _guarded(handler: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Corout
             log.exception("%s: out of memory", handler.__name__)
             raise FUSEError(errno.ENOMEM) from None
         except Exception:
-            log.exception("%s failed", handler.__name__)
+            # On a broken disk everything may fail, and the log has told so.
+            quiet = isinstance(args[0], CacheFS) and args[0].is_failed
+            log.log(logging.DEBUG if quiet else logging.ERROR, "%s failed", handler.__name__, exc_info=True)
             raise FUSEError(errno.EIO) from None
 
     return guard
@@ -126,8 +128,13 @@ class CacheFS(pyfuse3.Operations):
             self._tree.release_orphan(ino)
         try:
             await self._upkeep.commit()
-        except StoreFull as error:
+        except (StoreFull, StoreFailed) as error:
             log.error("the last changes could not be committed: %s", error)
+
+    @property
+    def is_failed(self) -> bool:
+        """Whether the disk under the store is broken."""
+        return bool(self._store.writer.failed)
 
     # -- what the kernel knows
 
@@ -399,6 +406,8 @@ class CacheFS(pyfuse3.Operations):
         handle = self._handles[fh]
         if handle.writes:
             await handle.content.flush(killed=was_killed(handle.opener))
+            if self.is_failed:
+                raise FUSEError(errno.EIO)  # taken in, but it may never reach the disk
 
     @_guarded
     async def release(self, fh: int) -> None:

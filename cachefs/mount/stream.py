@@ -17,7 +17,7 @@ from collections import deque
 import trio
 
 from cachefs.states import Cutter, Report
-from cachefs.store import Store, StoreFull, recipe
+from cachefs.store import Store, StoreFailed, StoreFull, recipe
 from cachefs.store.place import Placer
 
 log = logging.getLogger("cachefs.stream")
@@ -179,6 +179,8 @@ class Stream:
         except StoreFull as error:
             log.error("a save failed: %s", error)
             self.failed = errno.ENOSPC
+        except StoreFailed:  # which is in the log once, for all saves
+            self.failed = errno.EIO
         except Exception:  # in a task of its own it would end the mount
             log.exception("a save failed")
             self.failed = errno.EIO

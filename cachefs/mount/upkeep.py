@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import trio
 
-from cachefs.store import Store, StoreFull
+from cachefs.store import Store, StoreFailed, StoreFull
 from cachefs.store.evict import Member
 
 log = logging.getLogger("cachefs.upkeep")
@@ -52,13 +52,13 @@ class Upkeep:
         done.set()
 
     async def sync(self) -> None:
-        """Make durable all that clients were told is done. Raises StoreFull."""
+        """Make durable all that clients were told is done. Raises StoreFull or StoreFailed."""
         for done in list(self._behind):
             await done.wait()
         await self.commit()
 
     async def commit(self) -> None:
-        """Make all that is in the tree durable. Raises StoreFull."""
+        """Make all that is in the tree durable. Raises StoreFull or StoreFailed."""
         store = self._store
         async with self._committing:
             layer = store.index.freeze()
@@ -78,6 +78,8 @@ class Upkeep:
         while True:
             await trio.sleep(COMMIT_EVERY)
             try:
+                if self._store.writer.failed:
+                    await trio.to_thread.run_sync(self._store.writer.probe)
                 if self._store.index.active:
                     await self.commit()
                     if self._store.index_full():
@@ -90,6 +92,8 @@ class Upkeep:
                     log.error("cannot commit, will go on trying: %s", error)
                 self._complained = True
                 self.wake()
+            except StoreFailed:
+                log.debug("cannot commit, will go on trying")
             except Exception:  # it would end the mount
                 log.exception("cannot commit, will go on trying")
 
@@ -107,7 +111,10 @@ class Upkeep:
         return self._store.attainable()
 
     async def make_room(self, size: int) -> None:
-        """Reserve ``size`` bytes, evicting what it takes. OSError(ENOSPC) when that is not enough."""
+        """Reserve ``size`` bytes, evicting what it takes. OSError(ENOSPC) when that is not enough.
+
+        StoreFailed when the disk is broken.
+        """
         store = self._store
         while not store.reserve(size):
             async with self._making:
@@ -140,8 +147,12 @@ class Upkeep:
             with trio.move_on_after(5):
                 await self._wake.wait()
             self._wake = trio.Event()
+            if self._store.writer.failed:
+                continue
             try:
                 await self._evict_while_low()
+            except StoreFailed:
+                await trio.sleep(COMMIT_EVERY)
             except Exception:  # it would end the mount
                 log.exception("evicting failed")
                 await trio.sleep(COMMIT_EVERY)

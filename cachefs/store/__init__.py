@@ -14,7 +14,7 @@
 ``store``    the whole, opened for writing; ``reader`` beside a daemon
 """
 
-from cachefs.store.errors import Damaged, StoreFull, StoreRefused
+from cachefs.store.errors import Damaged, StoreFailed, StoreFull, StoreRefused
 from cachefs.store.store import Store
 
-__all__ = ["Damaged", "Store", "StoreFull", "StoreRefused"]
+__all__ = ["Damaged", "Store", "StoreFailed", "StoreFull", "StoreRefused"]

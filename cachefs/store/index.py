@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import lmdb
 from sortedcontainers import SortedDict
@@ -61,8 +62,17 @@ class Index:
     """The index environment of a store. ``map_bytes`` None opens it for reading only."""
 
     def __init__(self, path: Path, map_bytes: int | None) -> None:
+        self.path = path
+        self._map_bytes = map_bytes
+        self.dbs: dict[str, Any] = {}
+        self._open()
+        self.active = Layer()
+        self.frozen: Layer | None = None
+
+    def _open(self) -> None:
+        map_bytes = self._map_bytes
         self.env = lmdb.open(
-            str(path),
+            str(self.path),
             map_size=map_bytes or 0,
             max_dbs=len(TABLES),
             max_readers=512,
@@ -72,7 +82,7 @@ class Index:
             meminit=False,
         )
         self.env.reader_check()  # a reader that was killed would keep pages from being used again
-        self.dbs = {
+        self.dbs |= {
             name: self.env.open_db(
                 name.encode(),
                 integerkey=name in INTEGER_TABLES,
@@ -83,8 +93,11 @@ class Index:
             )
             for name in TABLES
         }
-        self.active = Layer()
-        self.frozen: Layer | None = None
+
+    def reopen(self) -> None:
+        """Close and open the environment; see `reopen`. No transaction may be running."""
+        self.env.close()
+        self._open()
 
     def close(self) -> None:
         self.env.close()

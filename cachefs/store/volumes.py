@@ -40,13 +40,21 @@ class Volume:
         self.blocks = row.blocks
         self.capacity = int(row.map_bytes * (1 - HEADROOM))
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._open()
+
+    def _open(self) -> None:
         self.env = lmdb.open(
-            str(path), map_size=row.map_bytes, max_dbs=2, max_readers=512, mode=0o600, meminit=False
+            str(self.path), map_size=self.map_bytes, max_dbs=2, max_readers=512, mode=0o600, meminit=False
         )
         self.db = self.env.open_db(b"payloads", integerkey=True)
         self.parts = self.env.open_db(b"parts")
         self._file = os.open(path / "data.mdb", os.O_RDONLY | os.O_CLOEXEC)
         self._base = _map_base(path / "data.mdb")
+
+    def reopen(self) -> None:
+        """Close and open the environment; see `reopen`. No transaction may be running."""
+        self.env.close()
+        self._open()
 
     @property
     def free(self) -> int:

@@ -18,12 +18,13 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
 import lmdb
 
+from cachefs.store import reopen
 from cachefs.store.blocks import Blocks, Fresh
-from cachefs.store.errors import StoreFull
+from cachefs.store.errors import StoreFailed, StoreFull, is_full
 from cachefs.store.index import Index, Layer
 from cachefs.store.layout import PART_BYTES, Budget, footprint
 from cachefs.store.records import BlockRow, Refs, be, int_key, int_of, of_be
@@ -52,6 +53,10 @@ class Writer:
         self.lock = threading.RLock()
         self.counters: Counter[str] = Counter()
         self._purge_from = 0
+        self.failed = ""
+        """Why nothing can be written at present: the disk's error; empty while all is well."""
+        self._attempt = 0
+        """LMDB's number of an index transaction that was begun and is not known to be committed."""
         self._unnamed: dict[int, BlockRow] = {}
         """Blocks whose payloads were written for an index transaction that failed."""
         with index.env.begin() as txn:
@@ -62,17 +67,59 @@ class Writer:
             self.counters.update(json.loads(stored))
         self._damaged_before = self.counters["corrupt_blocks"]
 
+    # -- failing
+
+    def _refused(self, error: Exception) -> StoreFull | StoreFailed:
+        """What a failed write means; a broken disk is logged when it is first met."""
+        if is_full(error, self.index.path):
+            return StoreFull(str(error))
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        if not self.failed:
+            log.error("the store cannot be written (%s): clients get I/O errors; look after the disk", reason)
+        elif reason == reopen.UNKNOWN != self.failed:
+            log.error("%s: unmount it and mount it again", reason)
+        if not self.failed or reason == reopen.UNKNOWN:
+            self.failed = reason
+        return StoreFailed(reason)
+
+    def probe(self) -> None:
+        """After a failure: find out whether the disk takes writes again. Raises StoreFull or StoreFailed."""
+        with self.lock:
+            try:
+                reopen.mend(self.index, self.volumes.by_number.values(), self._attempt)
+                for volume in self.volumes.by_number.values():
+                    volume.delete([])
+                with self._transaction() as txn:
+                    self._meta(txn, self.counters)
+            except (lmdb.Error, OSError) as error:
+                raise self._refused(error) from error
+            if self.failed:
+                log.warning("the store can be written again")
+            self.failed = ""
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[lmdb.Transaction]:
+        """A write transaction of the index."""
+        with self.index.env.begin(write=True) as txn:
+            self._attempt = txn.id()
+            yield txn
+        self._attempt = 0
+
     # -- writing
 
     def write_out(self) -> None:
         """Write a batch of the pool's oldest blocks, which stay victims until a recipe names them.
 
-        Raises StoreFull when they do not fit even after every victim has gone.
+        Raises StoreFull when they do not fit even after every victim has gone, StoreFailed
+        when the disk is broken.
         """
         self._write(None)
 
     def commit(self, layer: Layer) -> None:
-        """Write the pool's blocks and a frozen layer, durably and as one moment. Raises StoreFull."""
+        """Write the pool's blocks and a frozen layer, durably and as one moment.
+
+        Raises StoreFull or StoreFailed; then it is still pending.
+        """
         with self.lock:
             # Blocks of many small files first, by and by: a transaction that touches every page
             # of the digests needs as many free pages again.
@@ -90,14 +137,14 @@ class Writer:
                 self._take_back()
                 placed = self._payloads_or_none(fresh, layer)
                 counters = Counter(self.counters)
-                with self.index.env.begin(write=True) as txn:
+                with self._transaction() as txn:
                     needed, victims = self._name(txn, placed, layer, counters)
                     if layer is not None:
                         self._tree(txn, layer)
                         counters.update(layer.counters)
                     self._meta(txn, counters)
             except (lmdb.Error, OSError) as error:
-                raise StoreFull(str(error)) from error
+                raise self._refused(error) from error
             self._unnamed.clear()
             # Revived before they count as victims: nobody must see them as room for a moment.
             for block, stored in victims.items():
@@ -170,7 +217,9 @@ class Writer:
                 if not run:
                     raise lmdb.MapFullError("no room for one block")
                 parts = volume.put((block.id, block.payload) for block in run)
-            except lmdb.Error:
+            except lmdb.Error as error:
+                if not is_full(error, volume.path):
+                    raise
                 # Enough free pages, but no run of them long enough, or the disk is full and the
                 # file cannot grow to have one. Another volume may have one.
                 refused.add(volume.number)
@@ -194,8 +243,9 @@ class Writer:
                 for volume in sorted(self.volumes.by_number.values(), key=lambda v: v.free, reverse=True):
                     try:
                         return volume, volume.put(((block.id, block.payload) for block in run), part_bytes)
-                    except lmdb.Error:
-                        continue
+                    except lmdb.Error as error:
+                        if not is_full(error, volume.path):
+                            raise
             # Pages freed last stay out of reach while a reader's snapshot is older. Readers are brief.
             time.sleep(0.01 * attempt)
             for volume in self.volumes.by_number.values():
@@ -293,13 +343,13 @@ class Writer:
     def purge(self, wanted: int) -> int:
         """Delete victims, oldest first, until about ``wanted`` bytes are free again; the bytes freed.
 
-        Raises StoreFull when the disk is too full even for that.
+        Raises StoreFull when the disk is too full even for that, StoreFailed when it is broken.
         """
         with self.lock:
             try:
                 return self._purge(wanted)
             except (lmdb.Error, OSError) as error:
-                raise StoreFull(str(error)) from error
+                raise self._refused(error) from error
 
     def _purge(self, wanted: int) -> int:
         total = 0
@@ -351,7 +401,7 @@ class Writer:
             for number, items in by_volume.items():
                 self.volumes.by_number[number].delete(items)
             counters = Counter(self.counters)
-            with self.index.env.begin(write=True) as txn:
+            with self._transaction() as txn:
                 for turn, block, row in chosen:
                     key = int_key(block)
                     txn.delete(be(turn), db=dbs["victims"])

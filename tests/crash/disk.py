@@ -45,6 +45,59 @@ class Disk:
         assert eventually(gone)
 
 
+class FailingDisk(Disk):
+    """One whose disk, served by nbdkit, answers EIO to every write between `breaks` and `mends`."""
+
+    def __init__(self, folder: Path, size: int) -> None:
+        self._trigger, socket = folder / "broken", folder / "nbd"
+        self._device = folder / "device"
+        self._device.touch()
+        errors = f"error-pwrite-rate=100% error-pwrite=EIO error-pwrite-file={self._trigger}"
+        self._servers = [
+            _start("nbdkit", "-f", "-U", socket, "--filter=error", "memory", size, *errors.split())
+        ]
+        assert eventually(socket.exists)
+        self._servers.append(_start("nbdfuse", self._device, f"nbd+unix:///?socket={socket}"))
+        assert eventually(lambda: self._device.stat().st_size == size)
+        self.path = folder / "disk"
+        self.path.mkdir()
+        # Without a journal, which would turn the first error into a read-only filesystem.
+        _run("mkfs.ext4", "-q", "-F", "-O", "^has_journal", self._device)
+        self.image = self._device
+        self.up()
+
+    def breaks(self) -> None:
+        self._trigger.touch()
+
+    def mends(self) -> None:
+        self._trigger.unlink(missing_ok=True)
+
+    def down(self) -> None:
+        self.mends()
+        super().down()
+        _run("umount", self._device)
+        for server in reversed(self._servers):
+            server.terminate()
+            server.wait(30)
+
+
+def _start(*command: object) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        list(map(str, command)),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+
+
+def make_failing_disk(folder: Path, size: int) -> FailingDisk:
+    """Skips the test where it cannot be made."""
+    missing = [tool for tool in ("nbdkit", "nbdfuse", "mkfs.ext4", "losetup") if not _is_there(tool)]
+    if os.geteuid() != 0 or missing:
+        pytest.skip(f"needs root and {' and '.join(missing)}")
+    return FailingDisk(folder, size)
+
+
 def make_disk(folder: Path, kind: str, size: int) -> Disk:
     """Skips the test where there are no loop devices."""
     missing = [tool for tool in (MAKE[kind][0], "xfs_io", "losetup") if not _is_there(tool)]

@@ -1,0 +1,127 @@
+"""The disk under the store answers with I/O errors: said as what it is, and nothing kept is lost."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ..crash.disk import FailingDisk, make_failing_disk
+from ..crash.sound import complaints
+from ..running import Mounted, eventually, run_cachefs
+from .kernel import fails, opened, sync_directory
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[FailingDisk]:
+    made = make_failing_disk(tmp_path, 160 * MIB)
+    yield made
+    made.down()
+
+
+@pytest.fixture
+def m(disk: FailingDisk, tmp_path: Path) -> Iterator[Mounted]:
+    mounted = Mounted(disk.path / "store", tmp_path / "mnt")
+    mounted.path.mkdir()
+    # On the broken disk the log may be lost with all else.
+    mounted.mount("--max-size", "100M", "--log-file", str(tmp_path / "log"))
+    yield mounted
+    disk.mends()
+    wrong = mounted.clean_up()
+    assert not wrong, wrong
+
+
+def content(number: int, size: int = 3 * MIB) -> bytes:
+    return random.Random(number).randbytes(size)
+
+
+def put(path: Path, data: bytes) -> None:
+    with opened(path, os.O_WRONLY | os.O_CREAT) as fd:
+        for start in range(0, len(data), MIB):
+            os.write(fd, data[start : start + MIB])
+        os.fsync(fd)
+
+
+def test_a_broken_disk_is_no_full_disk(m: Mounted, disk: FailingDisk, tmp_path: Path) -> None:
+    """Promise P10. write, fsync and close say EIO; once the disk works again, so does the mount."""
+    put(m.path / "kept", content(1))
+    disk.breaks()
+    with fails(errno.EIO):
+        put(m.path / "new", content(2))
+    fd = os.open(m.path / "new", os.O_WRONLY)
+    with fails(errno.EIO):
+        os.write(fd, b"more")
+    with fails(errno.EIO):
+        os.fsync(fd)
+    with fails(errno.EIO):
+        os.close(fd)
+    with fails(errno.EIO):
+        sync_directory(m.path)
+    assert (m.path / "kept").read_bytes() == content(1)
+    done = run_cachefs("stats", m.path)
+    assert done.returncode == 0
+    assert "cannot write to its store (Input/output error; see " in done.stderr
+    log = tmp_path / "log"
+    assert log.read_text().count("the store cannot be written") == 1
+    assert "Traceback" not in log.read_text()
+    disk.mends()
+    assert eventually(lambda: "can be written again" in log.read_text())
+
+    def written() -> bool:
+        try:
+            put(m.path / "after", content(3))
+        except OSError:  # the kernel tells of a failed write once for each file, be it later
+            return False
+        return True
+
+    assert eventually(written)
+    m.remount()
+    assert (m.path / "kept").read_bytes() == content(1)
+    assert (m.path / "after").read_bytes() == content(3)
+
+
+@pytest.mark.soak
+def test_a_disk_that_breaks_again_and_again(m: Mounted, disk: FailingDisk) -> None:
+    """Whenever it breaks: what was synced stays, and the store is sound after each time."""
+    chance = random.Random(7)
+    kept: dict[str, int] = {}
+    for turn in range(30):
+        for name in map(str, range(6)):
+            if name == "3":
+                disk.breaks()
+            number = turn * 10 + int(name)
+            try:
+                put(m.path / f"{turn}-{name}", content(number, chance.randrange(MIB)))
+                kept[f"{turn}-{name}"] = number
+            except OSError as error:
+                if error.errno != errno.EIO:
+                    raise
+            time.sleep(chance.random() / 5)
+        disk.mends()
+        assert eventually(lambda: not fails_to_sync(m.path))
+        if turn % 5 == 4:
+            m.umount()
+            assert complaints(m.store) == []
+            m.mount()
+        for name, number in kept.items():
+            data = (m.path / name).read_bytes()
+            assert data
+            assert content(number, len(data)) == data
+        for name in list(kept)[:-10]:
+            os.unlink(m.path / name)
+            del kept[name]
+
+
+def fails_to_sync(directory: Path) -> bool:
+    try:
+        sync_directory(directory)
+    except OSError:
+        return True
+    return False
