@@ -217,6 +217,10 @@ class Blocks:
             into[:] = memoryview(fresh.raw)[start : start + len(into)]
         return fresh is not None
 
+    def forget_verified(self) -> None:
+        """Have each block checked again when it is read next."""
+        self._verified.clear()
+
     def note_damage(self, block: int) -> None:
         with self.lock:
             self.damaged.add(block)

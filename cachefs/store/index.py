@@ -65,11 +65,12 @@ class Index:
         self.path = path
         self._map_bytes = map_bytes
         self.dbs: dict[str, Any] = {}
-        self._open()
+        self.open()
         self.active = Layer()
         self.frozen: Layer | None = None
 
-    def _open(self) -> None:
+    def open(self) -> None:
+        """Open the environment, which must not be open."""
         map_bytes = self._map_bytes
         self.env = lmdb.open(
             str(self.path),
@@ -93,11 +94,6 @@ class Index:
             )
             for name in TABLES
         }
-
-    def reopen(self) -> None:
-        """Close and open the environment; see `reopen`. No transaction may be running."""
-        self.env.close()
-        self._open()
 
     def close(self) -> None:
         self.env.close()

@@ -1,9 +1,14 @@
-"""Opening an LMDB environment anew after the disk under it failed.
+"""Opening LMDB's environments anew after the disk under them failed.
 
 When the write of its meta page meets an I/O error, LMDB gives its environment up:
 every transaction, of readers too, fails from then on (MDB_PANIC). On Linux that
 follows any failed write, be the disk well again: the kernel tells of it once through
 each open file, and LMDB writes its meta page through one of its own.
+
+That is as well, since what the page cache has is not to be trusted then. Pages that
+could not be written count as clean, and ext4 forgets that their blocks are marked as
+never written: written again, with success, they read as zeros once they leave the
+cache. So the files are closed, their pages dropped, and what the disk has is opened.
 """
 
 import os
@@ -16,62 +21,53 @@ from cachefs.store.errors import StoreFailed
 from cachefs.store.index import Index
 from cachefs.store.volumes import Volume
 
-UNKNOWN = "the store does not tell whether its last commit is in it"
+UNKNOWN = "its last commit may be in the store or not"
 
 
 def mend(index: Index, volumes: Iterable[Volume], attempt: int) -> None:
     """Open anew what LMDB gave up. Nobody may be writing.
 
     ``attempt`` is LMDB's number of an index transaction of which it is not known
-    whether it was committed, or 0. Raises StoreFailed or OSError where it cannot be
-    done, or not yet.
+    whether it was committed, or 0. Raises StoreFailed, OSError or lmdb.Error where it
+    cannot be done, or not yet.
     """
-    for volume in volumes:
-        if is_given_up(volume.env):
-            _prepare(volume.env, volume.path)
-            volume.reopen()
-    if is_given_up(index.env):
-        _prepare(index.env, index.path)
-        if 0 < attempt <= index.env.info()["last_txnid"]:
-            # What is pending is in it already, and must not be counted twice.
-            raise StoreFailed(UNKNOWN)
-        index.reopen()
+    parts: list[Index | Volume] = [*volumes, index]
+    for each in parts:
+        if _is_given_up(each.env):
+            if not _is_idle(each.env):
+                raise StoreFailed("readers are still at work")
+            each.close()
+            drop_cached(each.path)
+            each.open()
+    if 0 < attempt <= index.env.info()["last_txnid"]:
+        raise StoreFailed(UNKNOWN)  # what is pending is in it, and must not be counted twice
 
 
-def _prepare(env: lmdb.Environment, path: Path) -> None:
-    if not is_idle(env):
-        raise StoreFailed("readers are still at work")
-    settle(path, env.stat()["psize"])
-
-
-def is_given_up(env: lmdb.Environment) -> bool:
+def _is_given_up(env: lmdb.Environment) -> bool:
     try:
         with env.begin():
             return False
-    except lmdb.PanicError:
+    except lmdb.Error:  # MDB_PANIC; or closed, and the disk failed before it was open again
         return True
 
 
-def is_idle(env: lmdb.Environment) -> bool:
+def _is_idle(env: lmdb.Environment) -> bool:
     """Whether no reader of this process is under way: closing would take the map from under it.
 
     In an environment that was given up no other can begin.
     """
-    me = str(os.getpid())
-    rows = (line.split() for line in env.readers().splitlines())
-    return not any(row and row[0] == me and row[-1] != "-" for row in rows)
+    try:
+        rows = [line.split() for line in env.readers().splitlines()]
+    except lmdb.Error:
+        return True
+    return not any(row and row[0] == str(os.getpid()) and row[-1] != "-" for row in rows)
 
 
-def settle(path: Path, page_size: int) -> None:
-    """Bring the two meta pages on the disk to what the page cache has. OSError while the disk fails.
-
-    After the error the cache has the older one again, the disk maybe the newer. The
-    next transaction writes over what only the newer one needs; were the power cut
-    then, neither would be whole.
-    """
+def drop_cached(path: Path) -> None:
+    """Have the next reader of a closed environment get what the disk has. OSError while that fails."""
     file = os.open(path / "data.mdb", os.O_RDWR | os.O_CLOEXEC)
     try:
-        os.pwrite(file, os.pread(file, 2 * page_size, 0), 0)
         os.fsync(file)
+        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
     finally:
         os.close(file)

@@ -17,7 +17,7 @@ import lmdb
 from cachefs.errors import UserError
 from cachefs.sizes import default_max_bytes, format_size
 from cachefs.states.pieces import Buffer
-from cachefs.store import assemble, home, shrink
+from cachefs.store import assemble, home, reopen, shrink
 from cachefs.store.blocks import Blocks
 from cachefs.store.errors import StoreFull, StoreRefused
 from cachefs.store.evict import Evictor, Member
@@ -162,7 +162,15 @@ class Store:
         finally:
             self.volumes.close()
             self.index.close()
+            if self.writer.failed:
+                self._drop_cached()
             self._lock.release()
+
+    def _drop_cached(self) -> None:
+        """After the disk failed, have the next opener see what it has; see `reopen`."""
+        for path in (self.index.path, *(v.path for v in self.volumes.by_number.values())):
+            with contextlib.suppress(OSError):
+                reopen.drop_cached(path)
 
     # -- committing, from one thread
 

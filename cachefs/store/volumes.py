@@ -40,9 +40,10 @@ class Volume:
         self.blocks = row.blocks
         self.capacity = int(row.map_bytes * (1 - HEADROOM))
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._open()
+        self.open()
 
-    def _open(self) -> None:
+    def open(self) -> None:
+        """Open the environment, which must not be open."""
         self.env = lmdb.open(
             str(self.path), map_size=self.map_bytes, max_dbs=2, max_readers=512, mode=0o600, meminit=False
         )
@@ -50,11 +51,6 @@ class Volume:
         self.parts = self.env.open_db(b"parts")
         self._file = os.open(path / "data.mdb", os.O_RDONLY | os.O_CLOEXEC)
         self._base = _map_base(path / "data.mdb")
-
-    def reopen(self) -> None:
-        """Close and open the environment; see `reopen`. No transaction may be running."""
-        self.env.close()
-        self._open()
 
     @property
     def free(self) -> int:

@@ -54,7 +54,7 @@ class Writer:
         self.counters: Counter[str] = Counter()
         self._purge_from = 0
         self.failed = ""
-        """Why nothing can be written at present: the disk's error; empty while all is well."""
+        """Why nothing can be written until `probe` succeeds: the disk's error; empty while all is well."""
         self._attempt = 0
         """LMDB's number of an index transaction that was begun and is not known to be committed."""
         self._unnamed: dict[int, BlockRow] = {}
@@ -86,6 +86,7 @@ class Writer:
         """After a failure: find out whether the disk takes writes again. Raises StoreFull or StoreFailed."""
         with self.lock:
             try:
+                self.blocks.forget_verified()
                 reopen.mend(self.index, self.volumes.by_number.values(), self._attempt)
                 for volume in self.volumes.by_number.values():
                     volume.delete([])
@@ -133,6 +134,8 @@ class Writer:
             fresh = self._take(layer)
             if not fresh and layer is None and not self._unnamed:
                 return
+            if self.failed:
+                self.probe()
             try:
                 self._take_back()
                 placed = self._payloads_or_none(fresh, layer)
@@ -346,6 +349,8 @@ class Writer:
         Raises StoreFull when the disk is too full even for that, StoreFailed when it is broken.
         """
         with self.lock:
+            if self.failed:
+                self.probe()
             try:
                 return self._purge(wanted)
             except (lmdb.Error, OSError) as error:

@@ -72,6 +72,11 @@ class FailingDisk(Disk):
     def mends(self) -> None:
         self._trigger.unlink(missing_ok=True)
 
+    def forget(self) -> None:
+        """Have nothing of it cached any more."""
+        super().down()
+        self.up()
+
     def down(self) -> None:
         self.mends()
         super().down()
