@@ -6,7 +6,8 @@ folded into the recipe as plain blocks when it grows or somebody needs it done.
 
 The tree keeps the version of before until `persist`. So an in-place overwrite
 that is never finished, because the client or the daemon was killed, leaves the
-old version: `base`, when the new one turns out to be torn.
+old version: `base`, when the new one turns out to be torn. Only what was fsynced
+stays, torn or not: the client was told that it would.
 """
 
 import errno
@@ -376,12 +377,28 @@ class Content:
                 return  # only its end told so
             await self._persist()
 
-    async def sync(self) -> None:
-        """Make what was written so far the tree's version, to be committed next."""
+    async def sync(self) -> Version | None:
+        """Make what was written so far the tree's version, to be committed next.
+
+        The version that a torn save would bring back still.
+        """
         async with self._lock:
             if self._dirty:
                 self._check_failed()
                 await self._persist()
+            return self._base
+
+    async def fsync(self) -> None:
+        """Make what was written so far durable. Raises OSError or StoreFull.
+
+        Whoever is told so may build on it: from here on a torn save goes back to
+        nothing older.
+        """
+        base = await self.sync()
+        await self._upkeep.sync()
+        if base is not None and base is self._base:
+            self._store.blocks.release(self._base_holds)
+            self._base, self._base_holds = None, []
 
     async def release(self, *, keep_torn: bool, killed: bool = False) -> bool:
         """The last writer has gone. True if the file is not what was written: some of it

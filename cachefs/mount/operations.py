@@ -458,8 +458,7 @@ class CacheFS(pyfuse3.Operations):
 
     @_guarded
     async def fsync(self, fh: int, datasync: bool) -> None:
-        await self._handles[fh].content.sync()
-        await self._upkeep.sync()
+        await self._handles[fh].content.fsync()
 
     # -- the filesystem
 

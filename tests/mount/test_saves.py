@@ -53,6 +53,23 @@ async def test_a_torn_save_brings_back_the_old_version(desk: Desk, size: int, sy
     assert desk.store.counters()["torn_saves"] == 1
 
 
+@pytest.mark.parametrize("refused", [False, True])
+async def test_what_was_fsynced_stays(desk: Desk, refused: bool) -> None:
+    """The client gave the old version up and was told that the new bytes are safe."""
+    await desk.save(b"f", OLD)
+    content = desk.open(b"f")
+    await content.truncate(0)
+    await content.write(0, NEW[:600_000])
+    await content.fsync()
+    desk.store.writer.purge(1 << 40)
+    await content.write(600_000, NEW[600_000:700_000])
+    if refused:
+        content._refused = 700_000
+    assert not await desk.close(content, killed=not refused)
+    assert await desk.load(b"f") == NEW[:700_000]
+    assert desk.store.counters()["torn_saves"] == 0
+
+
 async def test_a_kill_with_a_flush_in_between(desk: Desk) -> None:
     """The kernel flushes for a killed process, too."""
     await desk.save(b"f", OLD)
