@@ -17,13 +17,17 @@ found again until the space is needed.
 
 FILE is a path in a mount, or STORE/NAME while the store is not mounted. With
 --all, PATH is a mountpoint, a store or a directory in either (default: your
-only cachefs mount), and all files in it go, pinned ones too.
+only cachefs mount), and all files in it go, pinned ones too; directories stay.
+
+Of a whole store that is not mounted, --all leaves nothing of the files in the
+store: neither content nor names. It does not wipe the disk: what its filesystem,
+a snapshot or an SSD keeps of deleted files is kept.
 
 \b
 Examples:
   cachefs rm /mnt/kv/old.bin /mnt/kv/old.bin.meta
   cachefs rm --all /mnt/kv
-  cachefs rm --all --yes /var/lib/cachefs
+  cachefs umount /mnt/kv && cachefs rm --all --yes /var/lib/cachefs
 """
 
 
@@ -35,20 +39,36 @@ def command(paths: tuple[str, ...], everything: bool, yes: bool) -> int:
     if everything:
         if len(paths) > 1:
             raise UsageError("rm --all takes one PATH")
-        targets = _all(paths[0] if paths else None, yes)
-    elif not paths:
+        return _remove_all(find(paths[0] if paths else None), yes)
+    if not paths:
         raise UsageError("name the files to remove, or say --all")
-    else:
-        targets = files(paths)
+    return _remove(files(paths))
+
+
+def _remove(targets: list[Target]) -> int:
     return change(
         targets, lambda target: os.unlink(target.mounted_path), lambda store, name: store.remove(name)
     )
 
 
-def _all(path: str | None, yes: bool) -> list[Target]:
+def _remove_all(target: Target, yes: bool) -> int:
+    targets = _all(target, yes)
+    if target.name:
+        return _remove(targets)
+    if target.mount is None:
+        return change([target], lambda _: None, lambda store, _: store.remove_all())
+    status = _remove(targets)
+    click.echo(
+        "cachefs: removed; what they held lies in the store until the space is needed. To leave nothing: "
+        f"cachefs umount {target.mount.path} && cachefs rm --all {target.store}",
+        err=True,
+    )
+    return status
+
+
+def _all(target: Target, yes: bool) -> list[Target]:
     from cachefs.store.reader import Reader
 
-    target = find(path)
     settle(target)
     inside = target.name + "/" if target.name else ""
     with closing(Reader(target.store)) as reader:

@@ -59,10 +59,14 @@ class Layer:
 
 
 class Index:
-    """The index environment of a store. ``map_bytes`` None opens it for reading only."""
+    """The index environment of a store. ``map_bytes`` None opens it for reading only.
 
-    def __init__(self, path: Path, map_bytes: int | None) -> None:
+    ``clean``: the unused ends of pages are written as zeros, not as what the memory held.
+    """
+
+    def __init__(self, path: Path, map_bytes: int | None, *, clean: bool = False) -> None:
         self.path = path
+        self._clean = clean
         self._map_bytes = map_bytes
         self.dbs: dict[str, Any] = {}
         self.open()
@@ -80,7 +84,7 @@ class Index:
             readonly=map_bytes is None,
             create=map_bytes is not None,
             mode=0o600,
-            meminit=False,
+            meminit=self._clean,
         )
         self.env.reader_check()  # a reader that was killed would keep pages from being used again
         self.dbs |= {

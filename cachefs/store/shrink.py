@@ -15,6 +15,7 @@ import lmdb
 from cachefs.sizes import MIB
 from cachefs.states.pieces import Buffer
 from cachefs.store.errors import StoreFull
+from cachefs.store.index import Index
 from cachefs.store.layout import HEADROOM, MIN_VOLUME, PAGE, PART_BYTES, Budget, footprint
 from cachefs.store.records import BlockRow, VolumeRow, int_key
 from cachefs.store.tree import Tree
@@ -142,6 +143,46 @@ def _put(batch: list[tuple[int, Buffer, BlockRow]], targets: list[Volume]) -> li
     return moved
 
 
+def empty(writer: Writer) -> None:
+    """Delete all victims and drop all volumes; no file may need a block any more."""
+    writer.purge(writer.volumes.used + 1)
+    for number in list(writer.volumes.by_number):
+        with writer.index.env.begin(write=True) as txn:
+            txn.delete(int_key(number), db=writer.index.dbs["volumes"])
+        writer.volumes.drop(number)
+
+
+def rewrite_index(path: Path, map_bytes: int) -> None:
+    """Copy an index entry by entry into a new file; nobody may have it open.
+
+    LMDB's own compaction copies pages with what was deleted from them.
+    """
+    fresh = path / "compact"
+    shutil.rmtree(fresh, ignore_errors=True)  # what a crash left
+    fresh.mkdir(mode=0o700)
+    old, new = Index(path, map_bytes), Index(fresh, map_bytes, clean=True)
+    try:
+        with old.snapshot() as source, new.env.begin(write=True) as target:
+            for name, db in old.dbs.items():
+                target.cursor(new.dbs[name]).putmulti(source.cursor(db))
+    finally:
+        old.close()
+        new.close()
+    _replace(path, fresh)
+
+
+def _replace(path: Path, fresh: Path) -> None:
+    (fresh / "data.mdb").rename(path / "data.mdb")
+    for name in (path / "lock.mdb", fresh / "lock.mdb"):
+        name.unlink(missing_ok=True)
+    fresh.rmdir()
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
 def compact_index(path: Path, map_bytes: int) -> None:
     """Rewrite an index whose file is larger than it may be; nobody may have it open."""
     data = path / "data.mdb"
@@ -156,6 +197,4 @@ def compact_index(path: Path, map_bytes: int) -> None:
     with copy.open("rb") as file:
         os.fsync(file.fileno())
     copy.chmod(0o600)
-    copy.rename(data)
-    (path / "lock.mdb").unlink(missing_ok=True)
-    fresh.rmdir()
+    _replace(path, fresh)

@@ -5,6 +5,7 @@ import errno
 import json
 import logging
 import os
+import stat
 import threading
 import time
 from collections import Counter
@@ -333,6 +334,24 @@ class Store:
             raise UserError(f"{name}: is a directory; name the files in it") from None
         self.tree.release_orphan(ino)
         self.commit()
+
+    def remove_all(self) -> None:
+        """Remove every file of an unmounted store, and leave nothing of them in its files.
+
+        Directories stay.
+        """
+        for _, ino in list(self.tree.walk()):
+            inode = self.tree.get(ino)
+            if stat.S_ISREG(inode.mode):
+                self.tree.unlink(inode.parent, self.tree.name_of(inode))
+                self.tree.release_orphan(ino)
+        self.commit()
+        shrink.empty(self.writer)
+        self.index.close()
+        try:
+            shrink.rewrite_index(self.index.path, self.budget.index)
+        finally:
+            self.index.open()
 
     def counters(self) -> Counter[str]:
         """Statistics as of now, pending changes included."""
