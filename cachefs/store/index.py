@@ -11,6 +11,7 @@ Layers are touched by the event loop's thread only; a frozen one is read by the
 committing thread and changed by nobody.
 """
 
+import contextlib
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -61,6 +62,8 @@ class Layer:
 class Index:
     """The index environment of a store. ``map_bytes`` None opens it for reading only.
 
+    An older store may then lack a table: `get` and `scan` find it empty, ``dbs`` has none.
+
     ``clean``: the unused ends of pages are written as zeros, not as what the memory held.
     """
 
@@ -87,17 +90,17 @@ class Index:
             meminit=self._clean,
         )
         self.env.reader_check()  # a reader that was killed would keep pages from being used again
-        self.dbs |= {
-            name: self.env.open_db(
-                name.encode(),
-                integerkey=name in INTEGER_TABLES,
-                dupsort=name in ROW_TABLES,
-                dupfixed=name in ROW_TABLES,
-                integerdup=name in ROW_TABLES,
-                create=map_bytes is not None,
-            )
-            for name in TABLES
-        }
+        for name in TABLES:
+            # A store of an older version, opened for reading only, may lack a table.
+            with contextlib.suppress(lmdb.NotFoundError):
+                self.dbs[name] = self.env.open_db(
+                    name.encode(),
+                    integerkey=name in INTEGER_TABLES,
+                    dupsort=name in ROW_TABLES,
+                    dupfixed=name in ROW_TABLES,
+                    integerdup=name in ROW_TABLES,
+                    create=map_bytes is not None,
+                )
 
     def close(self) -> None:
         self.env.close()
@@ -110,6 +113,8 @@ class Index:
 
     def committed(self, table: str, key: bytes) -> bytes | None:
         """A committed value; pending changes are not looked at."""
+        if table not in self.dbs:
+            return None
         with self.env.begin(db=self.dbs[table]) as txn:
             value: bytes | None = txn.get(key)
             return value
@@ -132,9 +137,9 @@ class Index:
         while start < stop:
             found: dict[bytes, bytes | None] = {}
             upper = stop
-            with self.env.begin(db=self.dbs[table]) as txn:
-                cursor = txn.cursor()
-                if cursor.set_range(start):
+            with self.env.begin() as txn:
+                cursor = txn.cursor(self.dbs[table]) if table in self.dbs else None
+                if cursor is not None and cursor.set_range(start):
                     for key, value in cursor:
                         if key >= stop:
                             break
