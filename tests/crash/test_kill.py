@@ -16,6 +16,7 @@ pytestmark = pytest.mark.crash
 
 @pytest.mark.parametrize("rounds", [5, pytest.param(200, marks=pytest.mark.soak)])
 def test_kills_under_load(mount: Callable[..., Mounted], rounds: int) -> None:
+    """Promise P1. Promise P4. Promise P5."""
     m = mount(*BOUND)
     crashes = Rounds(m, BOUND, m.kill)
     for seed in range(1, rounds + 1):

@@ -35,6 +35,7 @@ def disk(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Disk]:
 
 @pytest.mark.parametrize("rounds", [2, pytest.param(30, marks=pytest.mark.soak)])
 def test_power_cuts_under_load(disk: Disk, tmp_path: Path, rounds: int) -> None:
+    """Promise P1. Promise P2. Promise P4."""
     m = Mounted(disk.path / "store", tmp_path / "mnt")
     m.path.mkdir()
     m.expect_errors()  # the disk is gone before the daemon is

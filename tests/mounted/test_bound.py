@@ -83,6 +83,7 @@ def fill(m: Mounted, count: int, limit: int) -> None:
 
 
 def test_four_times_the_bound(mount: MountFactory) -> None:
+    """Promise P8."""
     fill(mount("--max-size", "64M"), 32, 64 * MIB)
 
 
@@ -115,7 +116,7 @@ def test_a_reader_keeps_what_eviction_wants(mount: MountFactory) -> None:
 
 @pytest.mark.parametrize("kind", ["state", "opaque"])
 def test_a_save_that_does_not_fit(mount: MountFactory, kind: str) -> None:
-    """write() says so; the version before comes back, and pinned files stay as they were."""
+    """Promise P9. write() says so; the version before comes back, and pinned files stay as they were."""
     m = mount("--max-size", "64M")
     old = state(0)
     (m.path / "a").write_bytes(old)

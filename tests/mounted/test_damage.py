@@ -42,6 +42,7 @@ def kinds() -> dict[str, bytes]:
 
 @pytest.mark.parametrize("kind", ["opaque", "state"])
 def test_a_damaged_block_is_an_error_and_no_more(mount: MountFactory, kind: str) -> None:
+    """Promise P11."""
     m = mount(*BOUND)
     m.expect_errors()
     data, sound = kinds()[kind], random.Random(2).randbytes(2_000_000)

@@ -58,7 +58,7 @@ def test_what_can_go_goes(m: Mounted) -> None:
 
 
 def test_nothing_that_is_kept_is_lost(m: Mounted) -> None:
-    """With all files pinned the disk's end is an error of write(), and removing makes room again."""
+    """Promise P9. With all files pinned the disk's end is an error of write(); removing makes room."""
     m.expect_errors()
     kept: list[int] = []
     with fails(errno.ENOSPC):

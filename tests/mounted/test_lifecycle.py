@@ -134,6 +134,7 @@ def options_at(path: Path) -> list[str]:
 
 
 def test_a_second_daemon_is_refused_and_told_who_is_first(mount: Mount, tmp_path: Path) -> None:
+    """Promise P12."""
     m = mount("--max-size", "64M")
     (tmp_path / "second").mkdir()
     done = run_cachefs("mount", m.store, tmp_path / "second")
@@ -145,6 +146,7 @@ def test_a_second_daemon_is_refused_and_told_who_is_first(mount: Mount, tmp_path
 
 
 def test_a_second_mount_at_one_place_is_refused(mount: Mount, tmp_path: Path) -> None:
+    """Promise P12."""
     m = mount("--max-size", "64M")
     done = run_cachefs("mount", tmp_path / "other", m.path)
     assert done.returncode == 1
@@ -154,6 +156,7 @@ def test_a_second_mount_at_one_place_is_refused(mount: Mount, tmp_path: Path) ->
 
 @pytest.mark.crash
 def test_a_dead_mount_is_replaced(mount: Mount) -> None:
+    """Promise P5."""
     m = mount("--max-size", "64M")
     put(m.path / "a", b"kept")
     pid = m.pid

@@ -34,7 +34,7 @@ def half_a_save(pipe: Connection, path: Path, sync: bool) -> None:
 
 @pytest.mark.parametrize("sync", [False, True])
 def test_a_killed_writer(shared: Mounted, here: Path, sync: bool) -> None:
-    """Promise P7, promise P8. The old version comes back, unless the writer fsynced the new one."""
+    """Promise P6. Promise P7. The old version comes back, unless the writer fsynced the new one."""
     path = here / "state"
     path.write_bytes(OLD)
     sync_directory(here)
@@ -50,7 +50,7 @@ def test_a_killed_writer(shared: Mounted, here: Path, sync: bool) -> None:
 
 @pytest.mark.parametrize("sync", [False, True])
 def test_a_writer_that_is_refused(mount: MountFactory, sync: bool) -> None:
-    """Promise P7, promise P8. The same when there is no room for the rest."""
+    """Promise P6. Promise P7. The same when there is no room for the rest."""
     m = mount("--max-size", "64M")
     m.expect_errors()
     path = m.path / "state"

@@ -8,11 +8,15 @@ import mmap
 import os
 import random
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from ..running import Mounted
+from cachefs.store.reader import Reader
+
+from ..running import Mounted, eventually
+from .conftest import MountFactory
 from .kernel import fails, opened, sync_directory
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -22,7 +26,7 @@ SYNCS: dict[str, Callable[[int], None]] = {"fsync": os.fsync, "fdatasync": os.fd
 
 @pytest.mark.crash
 def test_what_was_synced_outlives_a_kill(shared: Mounted, here: Path) -> None:
-    """In one kill: new files, appends, rewrites in place, cut files, maps, names, attributes."""
+    """Promise P1. Promise P2. New files, appends, rewrites in place, cut files, names, attributes."""
     chance = random.Random(1)
     expected: dict[str, bytes] = {}
     open_still = []
@@ -66,6 +70,7 @@ def test_what_was_synced_outlives_a_kill(shared: Mounted, here: Path) -> None:
 
 @pytest.mark.crash
 def test_synced_maps_outlive_a_kill(shared: Mounted, here: Path) -> None:
+    """Promise P1."""
     fd = os.open(here / "a", os.O_RDWR | os.O_CREAT)
     os.ftruncate(fd, 2_000_000)
     os.fsync(fd)
@@ -77,6 +82,29 @@ def test_synced_maps_outlive_a_kill(shared: Mounted, here: Path) -> None:
         os.close(fd)
     shared.mount()
     assert (here / "a").read_bytes()[999_999:1_000_006] == b"\0bytes\0"
+
+
+@pytest.mark.crash
+def test_what_nobody_synced_is_committed_soon(mount: MountFactory) -> None:
+    """Promise P3. Names and contents, without anybody asking, and what is left at unmounting."""
+    m = mount("--max-size", "64M")
+    data = random.Random(2).randbytes(500_000)
+    (m.path / "closed.tmp").write_bytes(data)
+    os.rename(m.path / "closed.tmp", m.path / "closed")
+    (m.path / "removed").touch()
+    os.unlink(m.path / "removed")
+
+    def committed() -> list[str]:
+        with closing(Reader(m.store)) as reader:
+            return [entry.name for entry in reader.entries()]
+
+    assert eventually(lambda: committed() == ["closed"])
+    m.kill()
+    m.mount()
+    assert (m.path / "closed").read_bytes() == data
+    (m.path / "last").write_bytes(data[:1_000])
+    m.remount()
+    assert (m.path / "last").read_bytes() == data[:1_000]
 
 
 def test_the_whole_filesystem(here: Path) -> None:

@@ -60,7 +60,7 @@ def test_order_survives_a_restart(opened: Opener, store: Store) -> None:
     ],
 )
 def test_a_unit_goes_whole(store: Store, unit: list[bytes]) -> None:
-    """With its sidecars, whichever of them is the oldest, and without its neighbours."""
+    """Promise P14. With its sidecars, whichever of them is the oldest, and without its neighbours."""
     fill(store, *reversed(unit), b"neighbour", unit[0] + b"2", unit[0] + b"-meta", b"t." + unit[0])
     order = evict_all(store)
     assert sorted(order[0]) == sorted(unit)
@@ -87,6 +87,7 @@ def test_units_do_not_cross_directories(store: Store) -> None:
 @pytest.mark.parametrize("which", [b"X.bin", b"X.bin.meta"])
 @pytest.mark.parametrize("why", ["open", "pinned"])
 def test_open_and_pinned_units_stay_whole(store: Store, which: bytes, why: str) -> None:
+    """Promise P14."""
     made = fill(store, b"X.bin", b"X.bin.meta", b"other")
     if why == "open":
         store.busy = {made[which]}.__contains__
@@ -106,6 +107,7 @@ def test_pins_survive_a_restart(opened: Opener, store: Store) -> None:
 
 
 def test_locks_and_saves_in_progress_stay(store: Store) -> None:
+    """Promise P14."""
     made = fill(store, b".lock", b"x.lock", b"x.owner", b"s.tmp", b"s.tmp.123", b"s_tmp.bin", b"s")
     assert evict_all(store) == [[b"s"]]
     old = time.time_ns() - 2 * HOUR

@@ -39,7 +39,7 @@ def test_there_is_a_store_of_each_format() -> None:
 
 @pytest.mark.parametrize("pack", PACKS)
 def test_a_store_of_an_older_version(mount: Callable[..., Mounted], tmp_path: Path, pack: str) -> None:
-    """Promise P15."""
+    """Promise P18."""
     expected = make.unpack(pack, tmp_path)
     store = tmp_path / "store"
     listed = json.loads(run_cachefs("ls", "--json", store).stdout)  # before anything was upgraded
@@ -81,7 +81,7 @@ def test_a_table_that_a_store_does_not_have_yet(tmp_path: Path) -> None:
 
 
 def test_a_store_of_a_newer_version(tmp_path: Path) -> None:
-    """Promise P15. Refused by every command with what to do, and left as it is."""
+    """Promise P18. Refused by every command with what to do, and left as it is."""
     make.unpack(PACKS[-1], tmp_path)
     mark = tmp_path / "store" / "format"
     mark.write_text(json.dumps({**json.loads(mark.read_text()), "cachefs": FORMAT + 1}))

@@ -271,7 +271,7 @@ def test_any_pieces_come_back(files: list[list[Piece]], commits: list[bool]) -> 
 
 @pytest.mark.parametrize("function", ["xxh3_128_digest", "xxh3_64_intdigest"])
 def test_colliding_digests_never_mix_bytes(monkeypatch: pytest.MonkeyPatch, function: str) -> None:
-    """Equality is decided by bytes: digests and row keys that all collide cost sharing only."""
+    """Promise P13. Equality is decided by bytes: digests and row keys that all collide cost sharing only."""
     constant = bytes(16) if "digest" in function and "128" in function else 5
     monkeypatch.setattr(xxhash, function, lambda *arguments, **options: constant)
 

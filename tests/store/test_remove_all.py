@@ -53,7 +53,7 @@ def found(store: Path, marks: list[bytes]) -> list[bytes]:
 
 @pytest.mark.parametrize("removed_first", [False, True])
 def test_nothing_is_left_in_the_stores_files(mount, removed_first: bool) -> None:  # type: ignore[no-untyped-def]
-    """Promise P14."""
+    """Promise P17."""
     m = mount("--max-size", "64M")
     marks = fill(m)
     m.umount()
