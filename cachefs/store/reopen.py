@@ -36,7 +36,7 @@ def mend(index: Index, volumes: Iterable[Volume], attempt: int) -> None:
         if _is_given_up(each.env):
             if not _is_idle(each.env):
                 raise StoreFailed("readers are still at work")
-            each.close()
+            each.env.close()
             drop_cached(each.path)
             each.open()
     if 0 < attempt <= index.env.info()["last_txnid"]:

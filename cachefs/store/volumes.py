@@ -41,6 +41,7 @@ class Volume:
         self.capacity = int(row.map_bytes * (1 - HEADROOM))
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.open()
+        self._file = os.open(path / "data.mdb", os.O_RDONLY | os.O_CLOEXEC)
 
     def open(self) -> None:
         """Open the environment, which must not be open."""
@@ -49,8 +50,7 @@ class Volume:
         )
         self.db = self.env.open_db(b"payloads", integerkey=True)
         self.parts = self.env.open_db(b"parts")
-        self._file = os.open(path / "data.mdb", os.O_RDONLY | os.O_CLOEXEC)
-        self._base = _map_base(path / "data.mdb")
+        self._base = _map_base(self.path / "data.mdb")
 
     @property
     def free(self) -> int:
