@@ -65,7 +65,7 @@ async def test_what_was_fsynced_stays(desk: Desk, refused: bool) -> None:
     await content.write(600_000, NEW[600_000:700_000])
     if refused:
         content._refused = 700_000
-    assert not await desk.close(content, killed=not refused)
+    assert await desk.close(content, killed=not refused) == refused, "it is not what was written"
     assert await desk.load(b"f") == NEW[:700_000]
     assert desk.store.counters()["torn_saves"] == 0
 
