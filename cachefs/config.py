@@ -9,6 +9,7 @@ from cachefs.errors import UsageError, UserError
 # Options of `mount -o` that mean something to cachefs, and whether they take a value.
 KNOWN = {
     "allow_other": False,
+    "compress": True,
     "debug": False,
     "foreground": False,
     "fsname": True,
@@ -48,6 +49,9 @@ class MountConfig:
     noexec: bool = False
     writeback: str = "auto"
     """Whether the kernel gathers small writes: one of `WRITEBACK`."""
+    compress: str = "idle"
+    """When blocks are compressed: ``idle``, ``always`` (when they are written) or ``off``."""
+    compress_level: int = 1
     fsname: str = ""
     log_file: Path | None = None
 
@@ -66,6 +70,18 @@ class MountConfig:
         if self.noexec:
             options.add("noexec")
         return options
+
+
+def parse_compress(text: str) -> tuple[str, int]:
+    """(mode, level) of ``MODE[:LEVEL]``. Raises UsageError."""
+    mode, colon, level = text.partition(":")
+    if mode not in ("idle", "always", "off"):
+        raise UsageError(f"'{text}' is no way to compress: give idle, always or off, e.g. --compress=idle:3")
+    if not colon:
+        return mode, 1
+    if not level.isascii() or not level.isdigit() or not 1 <= int(level) <= 19 or mode == "off":
+        raise UsageError(f"'{text}': the level is a number from 1 to 19, for idle and always only")
+    return mode, int(level)
 
 
 def _escape(value: str) -> str:

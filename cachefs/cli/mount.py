@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from cachefs.config import WRITEBACK, MountConfig, parse_mount_options
+from cachefs.config import WRITEBACK, MountConfig, parse_compress, parse_mount_options
 from cachefs.errors import UsageError, UserError
 from cachefs.mount import daemon
 from cachefs.mount import mountpoint as places
@@ -21,6 +21,7 @@ connected") is replaced.
 Examples:
   cachefs mount ~/kv-store ~/kv
   cachefs mount --max-size 20G /var/lib/cachefs /mnt/kv
+  cachefs mount --compress=idle:3 ~/kv-store ~/kv  # smaller, slower; off: not at all
   cachefs mount --foreground ~/kv-store ~/kv       # under a supervisor
   cachefs mount -o allow_other,max_size=20G ~/kv-store ~/kv
   mount -t fuse.cachefs /var/lib/cachefs /mnt/kv -o max_size=20G
@@ -28,6 +29,7 @@ Examples:
 \b
 Options of -o, separated by commas:
   max_size=SIZE   foreground   debug   allow_other   keep_torn   log_file=FILE
+  compress=MODE[:LEVEL]
   fsname=NAME     the name in the mount table (default: the store's path)
   noexec          programs in the mount cannot be run
   writeback=auto|on|off
@@ -66,6 +68,13 @@ tasks and threads are doing to the log.
     "and there are no extended attributes. "
     "Default: auto, which is on when the last state saved here was such a one.",
 )
+@click.option(
+    "--compress",
+    metavar="MODE[:LEVEL]",
+    help="idle (default): what is stored is compressed when nobody has read or written for some seconds. "
+    "always: at once, in the background of the save. off: not at all. LEVEL is zstandard's, 1 to 19, "
+    "default 1; what was compressed earlier can always be read.",
+)
 @click.option("--fsname", metavar="NAME", help="Name in the mount table. Default: the store's path.")
 @click.option(
     "--log-file", metavar="FILE", help="Default: STORE/cachefs.log; in the foreground standard error."
@@ -80,6 +89,7 @@ def command(
     allow_other: bool,
     keep_torn: bool,
     writeback: str | None,
+    compress: str | None,
     fsname: str | None,
     log_file: str | None,
     options: tuple[str, ...],
@@ -91,6 +101,7 @@ def command(
     gather = writeback or given.get("writeback", "auto")
     if gather not in WRITEBACK:
         raise UsageError(f"-o writeback={gather}: give one of {', '.join(WRITEBACK)}")
+    mode, level = parse_compress(compress if compress is not None else given.get("compress", "idle"))
     config = MountConfig(
         store=_path(store, "STORE"),
         mountpoint=_path(mountpoint, "MOUNTPOINT"),
@@ -101,6 +112,8 @@ def command(
         keep_torn=keep_torn or "keep_torn" in given,
         noexec="noexec" in given,
         writeback=gather,
+        compress=mode,
+        compress_level=level,
         fsname=fsname or given.get("fsname", ""),
         log_file=places.absolute(log) if log else None,
     )

@@ -28,6 +28,7 @@ from cachefs.mount.attributes import entry
 from cachefs.mount.content import Content
 from cachefs.mount.processes import process_of, was_killed
 from cachefs.mount.readahead import ReadAhead
+from cachefs.mount.recompress import Idle
 from cachefs.mount.upkeep import Upkeep
 from cachefs.store import Store, StoreFailed, StoreFull
 from cachefs.store.evict import Member
@@ -105,12 +106,16 @@ class CacheFS(pyfuse3.Operations):
         )
         if self.enable_writeback_cache:
             log.info("the kernel gathers small writes (--writeback)")
+        recompressor = store.compress(config.compress, config.compress_level)
+        self._idle = Idle(store, recompressor) if recompressor is not None else None
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Run the background tasks; at the end take everything in and commit it."""
         async with trio.open_nursery() as self._nursery:
             self._nursery.start_soon(self._upkeep.run)
+            if self._idle is not None:
+                self._nursery.start_soon(self._idle.run)
             try:
                 yield
             finally:
@@ -137,6 +142,10 @@ class CacheFS(pyfuse3.Operations):
         return bool(self._store.writer.failed)
 
     # -- what the kernel knows
+
+    def _used(self) -> None:
+        if self._idle is not None:
+            self._idle.client()
 
     def _evicted(self, member: Member) -> None:
         pyfuse3.invalidate_entry_async(member.parent, member.name, member.ino, True)
@@ -342,6 +351,7 @@ class CacheFS(pyfuse3.Operations):
             raise FUSEError(errno.ESTALE)
 
     def _open(self, ino: int, flags: int, ctx: pyfuse3.RequestContext) -> pyfuse3.FileInfo:
+        self._used()
         writes = flags & os.O_ACCMODE != os.O_RDONLY
         content = self._content(ino)
         content.writers += writes
@@ -383,6 +393,7 @@ class CacheFS(pyfuse3.Operations):
 
     @_guarded
     async def read(self, fh: int, off: int, size: int) -> Any:
+        self._used()
         handle = self._handles[fh]
         if handle.content.is_dirty:
             handle.reader.reset()
@@ -394,6 +405,7 @@ class CacheFS(pyfuse3.Operations):
 
     @_guarded
     async def write(self, fh: int, off: int, buf: bytes) -> int:
+        self._used()
         content = self._handles[fh].content
         size = len(buf)
         if not content.append_now(off, buf):

@@ -9,6 +9,8 @@
 ``place``    pieces of a file → records of its recipe
 ``recipe``   recipes; ``assemble`` reads a file through one
 ``tree``     inodes, dirents, extended attributes, content
+``codec``    payloads, packed by byte planes; ``decoded`` keeps what was unpacked last
+``recompress`` packs blocks later; ``replace`` gives them their new payloads
 ``writer``   everything that writes to LMDB
 ``evict``    units and their order; ``shrink`` for a lowered maximum
 ``store``    the whole, opened for writing; ``reader`` beside a daemon

@@ -24,6 +24,7 @@ import xxhash
 
 from cachefs.states.pieces import Buffer
 from cachefs.store import codec
+from cachefs.store.decoded import Decoded
 from cachefs.store.errors import Damaged
 from cachefs.store.index import Index
 from cachefs.store.layout import footprint
@@ -31,6 +32,8 @@ from cachefs.store.records import CHUNK, RAW, BlockRow, Refs, int_key, int_of
 from cachefs.store.volumes import Volume, Volumes
 
 CANDIDATES = 4
+_LOOKS = 3
+"""How often a block is looked for: it may leave the pool, and then get another payload, meanwhile."""
 _REMEMBERED = 1 << 18
 """Blocks remembered to be verified, about 100 bytes each."""
 
@@ -99,6 +102,8 @@ class Blocks:
         self.revived_bytes = 0
         self.damaged: set[int] = set()
         self._verified: dict[int, Place | None] = {}
+        self.decoded = Decoded()
+        self.pack_chunks = True
         with index.env.begin(db=index.dbs["blocks"]) as txn:
             cursor = txn.cursor()
             self._next = int_of(cursor.key()) + 1 if cursor.last() else 1
@@ -178,7 +183,7 @@ class Blocks:
         """Take a new block into the pool, held once; its id."""
         if isinstance(raw, memoryview) and len(raw) < 1 << 17:
             raw = bytes(raw)  # a short view would keep the writer's whole buffer alive
-        packed, payload = codec.encode(raw) if kind == CHUNK else (RAW, raw)
+        packed, payload = codec.encode(raw) if kind == CHUNK and self.pack_chunks else (RAW, raw)
         with self.lock:
             number = self._next
             self._next += 1
@@ -186,6 +191,17 @@ class Blocks:
             self.pool.add(Fresh(number, row, raw, payload))
             self.held[number] += 1
         return number
+
+    def pack(self, fresh: Iterable[Fresh], packer: codec.Packer) -> None:
+        """Pack blocks that are not on disk yet and were not tried."""
+        for block in fresh:
+            if block.row.codec != RAW:
+                continue
+            packed, payload = packer.pack(block.raw, block.row.kind, block.row.width)
+            with self.lock:
+                self.pool.footprint += footprint(len(payload)) - footprint(block.row.stored)
+                block.row = block.row._replace(codec=packed, stored=len(payload))
+                block.payload = payload
 
     # -- reading what was read before
 
@@ -220,6 +236,11 @@ class Blocks:
     def forget_verified(self) -> None:
         """Have each block checked again when it is read next."""
         self._verified.clear()
+
+    def unverify(self, block: int) -> None:
+        """Forget where a block was verified: a committed row names another payload now."""
+        with self.lock:
+            self._verified.pop(block, None)
 
     def note_damage(self, block: int) -> None:
         with self.lock:
@@ -268,7 +289,9 @@ class BlockReader:
 
         Raises Damaged when they are missing or wrong.
         """
-        for _ in range(2):
+        if (found := self._blocks.decoded.get(block)) is not None:
+            return found
+        for look in range(_LOOKS):
             with self._blocks.lock:
                 fresh = self._blocks.pool.by_id.get(block)
             if fresh is not None:
@@ -276,9 +299,14 @@ class BlockReader:
             row = self.row(block)
             payload = self._payload(block, row) if row is not None else None
             if row is not None and payload is not None:
-                return self._decode(block, row, payload, verify=verify)
-            # Left the pool for the disk between the two looks: newer snapshots have it.
-            # The old ones stay open, buffers given out earlier point into them.
+                try:
+                    return self._decode(block, row, payload, verify=verify)
+                except codec.Broken:
+                    if look == _LOOKS - 1:
+                        self._blocks.note_damage(block)
+                        raise Damaged(f"block {block} differs from its digest") from None
+            # Left the pool for the disk, or got another payload, between the two looks: newer
+            # snapshots have it. The old ones stay open, buffers given out earlier point into them.
             self._index, self._volumes = None, {}
         if self.refs(block).number:  # a crash may have left a victim's row without its payload
             self._blocks.note_damage(block)
@@ -322,16 +350,15 @@ class BlockReader:
                 volume.will_need(row.hint, row.stored)
 
     def _decode(self, block: int, row: BlockRow, payload: Buffer, *, verify: bool) -> Buffer:
-        try:
-            raw = codec.decode(payload, row.codec, row.raw)
-        except codec.Broken:
-            raw = b""
-        check = verify and not self._blocks.is_verified(block)
-        if len(raw) != row.raw or (check and xxhash.xxh3_128_digest(raw) != row.digest):
-            self._blocks.note_damage(block)
-            raise Damaged(f"block {block} differs from its digest")
-        if check:
+        """Raises codec.Broken where the bytes are not the block's."""
+        raw = codec.decode(payload, row.codec, row.raw)
+        verified = self._blocks.is_verified(block)
+        if len(raw) != row.raw or (verify and not verified and xxhash.xxh3_128_digest(raw) != row.digest):
+            raise codec.Broken("another digest")
+        if verify and not verified:
             self._blocks.set_verified(block)
+        if raw is not payload and (verify or verified):
+            self._blocks.decoded.add(block, raw)
         return raw
 
 

@@ -22,8 +22,8 @@ _VOLUME = struct.Struct("<QQQ")
 CHUNK, ROWS, TILE = 0, 1, 2
 """Kinds of block."""
 
-RAW, ZSTD = 0, 1
-"""Codecs of a payload."""
+RAW, ZSTD, PLANES, KEPT = 0, 1, 2, 3
+"""Codecs of a payload. KEPT is RAW, too: packing it was tried and saves too little."""
 
 
 def int_key(number: int) -> bytes:

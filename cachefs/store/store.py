@@ -20,13 +20,16 @@ from cachefs.sizes import default_max_bytes, format_size
 from cachefs.states.pieces import Buffer
 from cachefs.store import assemble, home, reopen, shrink
 from cachefs.store.blocks import Blocks
+from cachefs.store.codec import Packer
 from cachefs.store.errors import StoreFull, StoreRefused
 from cachefs.store.evict import Evictor, Member
 from cachefs.store.index import Index
 from cachefs.store.layout import Budget
 from cachefs.store.place import Placer
 from cachefs.store.recipe import Recipe
+from cachefs.store.recompress import Recompressor
 from cachefs.store.records import VolumeRow, be, int_of
+from cachefs.store.replace import settle
 from cachefs.store.tree import PIN, ROOT, Tree
 from cachefs.store.volumes import Volumes
 from cachefs.store.writer import Writer
@@ -123,6 +126,9 @@ class Store:
         return store
 
     def _start(self) -> None:
+        for volume in self.volumes.by_number.values():
+            with contextlib.suppress(lmdb.Error):  # the disk is full: later then
+                settle(volume, self.index)
         if swept := self.writer.sweep():
             log.info("deleted %d blocks that a crash had left unfinished", swept)
         for ino in self.tree.orphans():
@@ -154,6 +160,13 @@ class Store:
         except StoreFull:
             raise too_much from None
         log.info("evicted %s to get below the maximum", format_size(self.shrunk))
+
+    def compress(self, mode: str, level: int) -> Recompressor | None:
+        """Choose when blocks are compressed (`MountConfig.compress`); what does it later, for ``idle``."""
+        self.blocks.pack_chunks = mode != "off"
+        packer = Packer(level)
+        self.writer.packer = packer if mode == "always" else None
+        return Recompressor(self.blocks, self.writer, packer) if mode == "idle" else None
 
     def close(self) -> None:
         """Commit what is pending and let go of the store."""

@@ -25,7 +25,8 @@ _HINT_FROM = mmap.PAGESIZE
 """Shorter payloads may lie in a leaf page, which moves whenever it is changed."""
 
 
-def _part_key(block: int, part: int) -> bytes:
+def part_key(block: int, part: int) -> bytes:
+    """Key of a part of a payload; block 0, which does not exist, is the journal of `replace`."""
     return be(block) + part.to_bytes(4, "big")
 
 
@@ -78,7 +79,7 @@ class Volume:
                 count = -(-len(payload) // part_bytes) if part_bytes and len(payload) > part_bytes else 0
                 view = memoryview(payload)
                 for i in range(count):
-                    txn.put(_part_key(block, i), view[i * part_bytes : (i + 1) * part_bytes], db=self.parts)
+                    txn.put(part_key(block, i), view[i * part_bytes : (i + 1) * part_bytes], db=self.parts)
                 txn.put(int_key(block), b"" if count else payload, append=block > last)
                 last = max(last, block)
                 taken += footprint(len(payload))
@@ -92,7 +93,10 @@ class Volume:
         found: Buffer | None = txn.get(int_key(block))
         if found is None or not parts:
             return found
-        pieces = [txn.get(_part_key(block, i), db=self.parts) for i in range(parts)]
+        if parts == 1:
+            only: Buffer | None = txn.get(part_key(block, 0), db=self.parts)
+            return only
+        pieces = [txn.get(part_key(block, i), db=self.parts) for i in range(parts)]
         whole = [piece for piece in pieces if piece is not None]
         return b"".join(whole) if len(whole) == parts else None
 
@@ -148,7 +152,7 @@ class Volume:
                 txn.delete(int_key(block))
                 count = row.parts if row is not None else _MAX_PARTS
                 for i in range(count):
-                    if not txn.delete(_part_key(block, i), db=self.parts) and row is None:
+                    if not txn.delete(part_key(block, i), db=self.parts) and row is None:
                         break
                 if row is not None:
                     gone.append(row)

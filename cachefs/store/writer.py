@@ -25,6 +25,7 @@ import lmdb
 from cachefs.store import reopen
 from cachefs.store.blocks import Blocks, Fresh
 from cachefs.store.errors import StoreFailed, StoreFull, is_full
+from cachefs.store.codec import Packer
 from cachefs.store.index import Index, Layer
 from cachefs.store.layout import PART_BYTES, Budget, footprint
 from cachefs.store.records import BlockRow, Refs, be, int_key, int_of, of_be
@@ -66,6 +67,8 @@ class Writer:
         if stored:
             self.counters.update(json.loads(stored))
         self._damaged_before = self.counters["corrupt_blocks"]
+        self.packer: Packer | None = None
+        """Packs every block before it is written, instead of later (`recompress`)."""
 
     # -- failing
 
@@ -132,6 +135,8 @@ class Writer:
     def _write(self, layer: Layer | None) -> None:
         with self.lock:
             fresh = self._take(layer)
+            if self.packer is not None:
+                self.blocks.pack(fresh, self.packer)
             if not fresh and layer is None and not self._unnamed:
                 return
             if self.failed:
@@ -340,6 +345,31 @@ class Writer:
             used = volume.used - sum(footprint(row.stored) for row in mine)
             row = volume.row._replace(used=used, blocks=volume.blocks - len(mine))
             txn.put(int_key(number), row.pack(), db=self.index.dbs["volumes"])
+
+    def restate(self, changes: list[tuple[int, BlockRow, BlockRow]]) -> int:
+        """Commit other rows (block, old, new) for blocks that files need; the footprints saved, in bytes.
+
+        What the new rows name is in the volumes already. Raises lmdb.Error; then nothing changed.
+        """
+        total = 0
+        with self.lock:
+            used = {volume: volume.used for volume in self.volumes.by_number.values()}
+            counters = Counter(self.counters)
+            try:
+                with self.index.env.begin(write=True) as txn:
+                    for block, old, new in changes:
+                        txn.put(int_key(block), new.pack(), db=self.index.dbs["blocks"])
+                        saved = footprint(old.stored) - footprint(new.stored)
+                        self.volumes.by_number[new.volume].used -= saved
+                        total += saved
+                    counters["compressed_bytes"] -= total
+                    self._meta(txn, counters, self._unnamed.values())
+            except (lmdb.Error, OSError):
+                for volume, before in used.items():
+                    volume.used = before
+                raise
+            self.counters = counters
+        return total
 
     # -- deleting
 
