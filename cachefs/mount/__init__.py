@@ -5,6 +5,6 @@
 ``content``     what an open file holds; ``stream`` a save in progress,
                 ``overlay`` bytes written out of order
 ``readahead``   sequential reads
-``upkeep``      commits, eviction, room
+``upkeep``      commits, eviction, room; ``recompress`` compresses when nobody is there
 ``mountpoint``, ``daemon``, ``life``, ``notify``, ``processes``  mounting and unmounting
 """

@@ -1,4 +1,8 @@
-"""Compressing while nobody uses the mount: a thread of low priority that stops when a client comes."""
+"""Compressing while nobody uses the mount: a thread of low priority that stops when a client comes.
+
+It packs; what it packed is written by the thread that writes behind saves: whoever holds
+the write lock must not be kept from the processor by programs that want all of it.
+"""
 
 import logging
 import os

@@ -7,6 +7,7 @@ and not tried again.
 import logging
 import time
 from collections.abc import Callable
+from concurrent.futures import Executor
 from dataclasses import dataclass
 
 from cachefs.sizes import MIB
@@ -21,8 +22,8 @@ log = logging.getLogger("cachefs.recompress")
 
 _CODEC_AT = 18
 """Where in a packed `BlockRow` its codec lies."""
-_SCAN = 10_000
-"""Rows looked at in one snapshot, about 10 ms."""
+_SCAN = 4_000
+"""Rows looked at in one snapshot, about 4 ms."""
 _AGAIN = 600.0
 """Seconds until blocks that were victims are looked at again."""
 
@@ -40,10 +41,12 @@ class Progress:
 class Recompressor:
     """Goes through a store's blocks in the order of their ids. Used by one thread at a time."""
 
-    def __init__(self, blocks: Blocks, writer: Writer, packer: Packer) -> None:
+    def __init__(self, blocks: Blocks, writer: Writer, packer: Packer, executor: Executor) -> None:
+        """``executor`` does what holds the write lock: the thread that packs may be one of low priority."""
         self._blocks = blocks
         self._writer = writer
         self._packer = packer
+        self._executor = executor
         self._batch = max(MIB // 4, min(4 * MIB, writer.budget.batch // 4))
         self._at = 0
         self._passed_over = False
@@ -67,7 +70,7 @@ class Recompressor:
                     return Progress()
                 self._pack(block, packed, progress)
             if packed:
-                progress.saved = replace(self._writer, packed)
+                progress.saved = self._executor.submit(replace, self._writer, packed).result()
         except BaseException:
             self._at = start
             raise

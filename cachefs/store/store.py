@@ -166,7 +166,7 @@ class Store:
         self.blocks.pack_chunks = mode != "off"
         packer = Packer(level)
         self.writer.packer = packer if mode == "always" else None
-        return Recompressor(self.blocks, self.writer, packer) if mode == "idle" else None
+        return Recompressor(self.blocks, self.writer, packer, self._writing) if mode == "idle" else None
 
     def close(self) -> None:
         """Commit what is pending and let go of the store."""

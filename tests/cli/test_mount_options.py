@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from cachefs.config import MountConfig, parse_mount_options, split_options
+from cachefs.config import MountConfig, parse_compress, parse_mount_options, split_options
 from cachefs.errors import UsageError, UserError
 
 
@@ -73,3 +73,19 @@ def test_fuse_options() -> None:
     } < config.fuse_options()
     assert not any("max_read" in option for option in config.fuse_options())
     assert "allow_other" not in MountConfig(Path("/s"), Path("/m")).fuse_options()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("idle", ("idle", 1)), ("always:19", ("always", 19)), ("idle:3", ("idle", 3)), ("off", ("off", 1))],
+)
+def test_compress(text: str, expected: tuple[str, int]) -> None:
+    assert parse_compress(text) == expected
+
+
+@pytest.mark.parametrize(
+    "text", ["", "on", "idle:", "idle:0", "idle:20", "always:x", "off:3", "idle:-1", "IDLE"]
+)
+def test_bad_compress(text: str) -> None:
+    with pytest.raises(UsageError, match="idle"):
+        parse_compress(text)
