@@ -83,6 +83,8 @@ class Idle:
         return _REST
 
     def _is_quiet(self) -> bool:
+        if self._store.queued:  # a save waits for what it wrote to be placed
+            return False
         short = self._store.room() < 2 * self._store.low_water
         return time.monotonic() - self._last > (QUIET_WHEN_SHORT if short else QUIET)
 
