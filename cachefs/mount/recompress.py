@@ -83,10 +83,12 @@ class Idle:
         return _REST
 
     def _is_quiet(self) -> bool:
-        if self._store.queued:  # a save waits for what it wrote to be placed
-            return False
+        quiet = time.monotonic() - self._last
+        if quiet > QUIET:
+            return True
+        # A writer may be waiting for what it wrote to be placed, or for room.
         short = self._store.room() < 2 * self._store.low_water
-        return time.monotonic() - self._last > (QUIET_WHEN_SHORT if short else QUIET)
+        return short and quiet > QUIET_WHEN_SHORT and not self._store.queued
 
     def _disturbed(self) -> Callable[[], bool]:
         """What says whether a client came since now."""
