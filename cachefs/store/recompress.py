@@ -101,7 +101,7 @@ class Recompressor:
                 row = BlockRow.unpack(value)
                 found.append((self._at, row.raw))
                 size += row.raw
-        self._ended_at = time.monotonic()
+        self._ended_at = self._ended_at or time.monotonic()
         return found, True
 
     def _pack(self, block: int, packed: list[Packed], progress: Progress) -> None:
