@@ -128,9 +128,13 @@ class Writer:
             # Blocks of many small files first, by and by: a transaction that touches every page
             # of the digests needs as many free pages again.
             with contextlib.suppress(StoreFull):  # the layer may be the eviction that makes room
-                while len(self.blocks.pool.by_id) > _BLOCKS_A_WRITE:
+                while len(self.blocks.pool.by_id) > _BLOCKS_A_WRITE or self._too_much_to_pack():
                     self._write(None)
             self._write(layer)
+
+    def _too_much_to_pack(self) -> bool:
+        """Whether the pool's packed payloads, beside the raw ones, would take more memory than a batch."""
+        return self.packer is not None and self.blocks.pool.footprint > self.budget.batch
 
     def _write(self, layer: Layer | None) -> None:
         with self.lock:

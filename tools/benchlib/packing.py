@@ -31,19 +31,22 @@ def packing(bench: Bench) -> Iterator[Row]:
         CacheMount(bench.folder("packed"), 4 * GIB, "--compress=always") as packed,
     ):
         for mount in (raw, packed):
-            before, stored[mount.path.parent.name] = 0, {}
+            last, stored[mount.path.parent.name] = 0, {}
             for each, content in states.items():
                 path = mount.path / f"{each}.bin"
                 client.safe_save(path, content)
                 if not client.same_as(path, content):
                     raise RuntimeError("a restore differs from what was saved")
                 total = int(mount.stats()["compressed_bytes"])
-                stored[mount.path.parent.name][each], before = total - before, total
+                stored[mount.path.parent.name][each], last = total - last, total
         settle()
+        cpu: dict[str, float] = {"raw": 0.0, "packed": 0.0}
         for number in range(max(5, bench.repeat)):
             for mount in (raw, packed):
                 key = mount.path.parent.name
+                before = mount.cpu()
                 times.setdefault(f"read {key}", []).append(client.restore(mount.path / f"{name}.bin"))
+                cpu[key] += mount.cpu() - before
                 again = mount.path / f"again{number}.bin"
                 times.setdefault(f"save {key}", []).append(client.plain_save(again, state))
     ratios = {each: stored["raw"][each] / stored["packed"][each] for each in states}
@@ -56,9 +59,14 @@ def packing(bench: Bench) -> Iterator[Row]:
         ("save", None, "save of what is stored, compr. / raw"),
     ):
         speeds = {key: rate(state.size, median(times[f"{what} {key}"])) for key in ("raw", "packed")}
+        note = f"{speeds['packed']:,.0f} MB/s, raw {speeds['raw']:,.0f}"
+        if what == "read":
+            mib = len(times["read raw"]) * state.size / MIB
+            used = {key: 1000 * seconds / mib for key, seconds in cpu.items()}
+            note += f"; daemon's CPU {used['packed']:.2f} ms/MiB, raw {used['raw']:.2f}"
+            speeds |= {f"daemon_cpu_ms_per_mib_{key}": value for key, value in used.items()}
         pairs = zip(times[f"{what} raw"], times[f"{what} packed"], strict=True)
-        yield Row("packing", title, [a / b for a, b in pairs], limit, False, details=speeds,
-                  note=f"{speeds['packed']:,.0f} MB/s, raw {speeds['raw']:,.0f}")  # fmt: skip
+        yield Row("packing", title, [a / b for a, b in pairs], limit, False, details=speeds, note=note)
 
 
 def _states(bench: Bench) -> dict[str, State]:
