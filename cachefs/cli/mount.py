@@ -21,7 +21,7 @@ connected") is replaced.
 Examples:
   cachefs mount ~/kv-store ~/kv
   cachefs mount --max-size 20G /var/lib/cachefs /mnt/kv
-  cachefs mount --compress=idle:3 ~/kv-store ~/kv  # smaller, slower; off: not at all
+  cachefs mount --compress=off ~/kv-store ~/kv     # nothing is compressed
   cachefs mount --foreground ~/kv-store ~/kv       # under a supervisor
   cachefs mount -o allow_other,max_size=20G ~/kv-store ~/kv
   mount -t fuse.cachefs /var/lib/cachefs /mnt/kv -o max_size=20G
