@@ -28,7 +28,7 @@ from cachefs.store.decoded import Decoded
 from cachefs.store.errors import Damaged
 from cachefs.store.index import Index
 from cachefs.store.layout import footprint
-from cachefs.store.records import CHUNK, RAW, BlockRow, Refs, int_key, int_of
+from cachefs.store.records import CHUNK, KEPT, RAW, BlockRow, Refs, int_key, int_of
 from cachefs.store.volumes import Volume, Volumes
 
 CANDIDATES = 4
@@ -213,6 +213,24 @@ class Blocks:
             self._verified.clear()
         self._verified[block] = place
 
+    def set_place(self, block: int, place: Place) -> None:
+        """`set_verified`, unless a newer row names another payload by now.
+
+        `unverify` comes after that row and before the old payload's pages are free, so no
+        place is ever remembered that may hold something else.
+        """
+        with self.lock:
+            value = self.index.committed("blocks", int_key(block))
+            if value is not None and self.place(BlockRow.unpack(value)) == place:
+                self.set_verified(block, place)
+
+    def place(self, row: BlockRow) -> Place | None:
+        """Where the raw bytes lie as they are, if they do."""
+        volume = self.volumes.by_number.get(row.volume)
+        if volume is None or not row.hint or row.codec not in (RAW, KEPT):
+            return None
+        return Place(volume, row.hint, row.raw)
+
     def is_there(self, block: int, place: Place) -> bool:
         """Whether the block was verified in just that place."""
         return self._verified.get(block) == place
@@ -226,7 +244,8 @@ class Blocks:
         if place is not None:
             if start + len(into) > place.raw:
                 return False
-            return place.volume.pread(into, place.hint + start, wait=False)
+            found = place.volume.pread(into, place.hint + start, wait=False)
+            return found and self.is_there(block, place)  # it may have got another payload meanwhile
         with self.lock:
             fresh = self.pool.by_id.get(block)
         if fresh is not None:
@@ -323,18 +342,16 @@ class BlockReader:
     def _copy_located(self, block: int, start: int, into: memoryview) -> bool:
         """`copy` from where the payload was last seen; False where that is not to be trusted."""
         row = self.row(block)
-        if row is None or not row.hint or row.codec != RAW or start + len(into) > row.raw:
+        place = self._blocks.place(row) if row is not None else None
+        if row is None or place is None or start + len(into) > row.raw:
             return False
-        volume = self._blocks.volumes.by_number.get(row.volume)
-        if volume is None:
-            return False
-        place = Place(volume, row.hint, row.raw)
         if self._blocks.is_there(block, place):
-            return volume.pread(into, row.hint + start)
+            found = place.volume.pread(into, row.hint + start)
+            return found and self._blocks.is_there(block, place)
         whole = into if len(into) == row.raw else memoryview(bytearray(row.raw))
-        if not volume.pread(whole, row.hint) or xxhash.xxh3_128_digest(whole) != row.digest:
+        if not place.volume.pread(whole, row.hint) or xxhash.xxh3_128_digest(whole) != row.digest:
             return False
-        self._blocks.set_verified(block, place)
+        self._blocks.set_place(block, place)
         if whole is not into:
             into[:] = whole[start : start + len(into)]
         return True

@@ -66,11 +66,12 @@ def replace(writer: Writer, packed: list[Packed]) -> int:
                 for number, items in by_volume.items():
                     rows += _put_beside(volumes.by_number[number], items)
                 saved = writer.restate(rows)
+                for items in by_volume.values():
+                    for each in items:
+                        writer.blocks.unverify(each.block)  # before its old pages are free
             finally:
                 for number in by_volume:
                     settle(volumes.by_number[number], writer.index)
-                for each in packed:
-                    writer.blocks.unverify(each.block)
         except (lmdb.Error, OSError) as error:
             raise StoreFull(str(error)) from error
         return saved
@@ -101,11 +102,12 @@ def _put_beside(volume: Volume, packed: list[Packed]) -> list[tuple[int, BlockRo
             else:
                 txn.put(part_key(block, 0), payload, db=volume.parts)
             parts = 0 if old.parts else 1
-            new = old._replace(codec=codec, stored=len(payload), parts=parts, hint=0)
+            new = old._replace(codec=codec, stored=len(payload), parts=parts)
             rows.append((block, old, new))
         journal = b"".join(_ID.pack(block) for block, *_ in packed)
         txn.put(_JOURNAL, journal, db=volume.parts)
-    return rows
+    hints = volume.locate({block: new.parts for block, _, new in rows})
+    return [(block, old, new._replace(hint=hints[block])) for block, old, new in rows]
 
 
 def settle(volume: Volume, index: Index) -> int:

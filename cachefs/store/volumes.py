@@ -102,12 +102,15 @@ class Volume:
 
     # -- reading past LMDB: a payload in pages of its own stays where it is as long as it lives
 
-    def locate(self, blocks: Iterable[int]) -> dict[int, int]:
-        """Where payloads lie in the volume's file, in bytes from its start; 0 where that may change."""
+    def locate(self, parts: dict[int, int]) -> dict[int, int]:
+        """Where payloads lie in the volume's file, in bytes from its start; 0 where that may change.
+
+        ``parts``: into how many each was split. Those of several lie in as many places.
+        """
         found: dict[int, int] = {}
         with self.env.begin(db=self.db, buffers=True) as txn:
-            for block in blocks:
-                payload = txn.get(int_key(block))
+            for block, count in parts.items():
+                payload = self.get(txn, block, count) if count <= 1 else None
                 found[block] = 0
                 if self._base and payload is not None and len(payload) >= _HINT_FROM:
                     found[block] = np.frombuffer(payload, np.uint8).ctypes.data - self._base

@@ -264,6 +264,31 @@ def test_a_reader_with_an_older_snapshot(store: Store) -> None:
     assert committed_row(store, ids[0]).codec == PLANES
 
 
+def test_old_places_are_forgotten(store: Store) -> None:
+    """Nobody reads where a payload lay before, not even who verified it there at the last moment."""
+    pieces = state(3)
+    ino = add(store, b"a", pieces)
+    store.commit()
+    recipe = store.tree.recipe(ino)
+    first, second, _ = sorted(recipe.blocks()[0].tolist())
+    into = memoryview(bytearray(GROUP))
+    with store.blocks.reader() as reader:
+        reader.copy(first, 0, into)
+        assert store.blocks.is_verified(first)
+        assert committed_row(store, second).hint
+        assert reader.row(second) is not None
+        run(store)
+        assert not store.blocks.is_verified(first)
+        reader.copy(second, 0, into)  # the old pages are free, but nobody has written there yet
+        assert into == pieces[1].data
+        assert not store.blocks.is_verified(second) or store.blocks._verified[second] is None
+    for number in range(10):
+        add(store, b"%d" % number, noise(4 * GROUP, number))
+        store.commit()
+        assert content(store, ino) == joined(pieces)
+        assert not store.read_cached(recipe, 0, into)
+
+
 @pytest.mark.parametrize("known", [False, True])
 def test_damage_stays_damage(store: Store, known: bool) -> None:
     """A damaged block is not packed into a sound one, and a packed one that is damaged is noticed."""
