@@ -28,7 +28,7 @@ from cachefs.store.decoded import Decoded
 from cachefs.store.errors import Damaged
 from cachefs.store.index import Index
 from cachefs.store.layout import footprint
-from cachefs.store.records import CHUNK, KEPT, RAW, BlockRow, Refs, int_key, int_of
+from cachefs.store.records import CHUNK, KEPT, PLANES, RAW, BlockRow, Refs, int_key, int_of
 from cachefs.store.volumes import Volume, Volumes
 
 CANDIDATES = 4
@@ -333,7 +333,7 @@ class BlockReader:
 
     def copy(self, block: int, start: int, into: memoryview) -> None:
         """Copy a block's raw bytes from ``start`` on into all of ``into``. Raises Damaged."""
-        if not self._copy_located(block, start, into):
+        if not self._copy_located(block, start, into) and not self._decode_into(block, start, into):
             raw = memoryview(self.raw(block))
             if len(raw) < start + len(into):
                 raise Damaged(f"block {block} is shorter than its slice")
@@ -354,6 +354,24 @@ class BlockReader:
         self._blocks.set_place(block, place)
         if whole is not into:
             into[:] = whole[start : start + len(into)]
+        return True
+
+    def _decode_into(self, block: int, start: int, into: memoryview) -> bool:
+        """`copy` of a whole block that is packed, without a detour; False if that cannot be done."""
+        row = self.row(block)
+        if row is None or row.codec != PLANES or start or len(into) != row.raw:
+            return False
+        payload = self._payload(block, row) if self._blocks.decoded.get(block) is None else None
+        if payload is None:
+            return False
+        try:
+            codec.decode_planes(payload, np.frombuffer(into, np.uint8))
+        except codec.Broken:
+            return False
+        if not self._blocks.is_verified(block):
+            if xxhash.xxh3_128_digest(into) != row.digest:
+                return False
+            self._blocks.set_verified(block)
         return True
 
     def will_need(self, ids: Iterable[int]) -> None:

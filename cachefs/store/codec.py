@@ -172,11 +172,10 @@ def split(raw: Buffer | Bytes, layout: Layout) -> list[Bytes]:
     return [*planes, rest]
 
 
-def _join(parts: list[Bytes], layout: Layout, raw: int) -> memoryview:
+def join(parts: list[Bytes], layout: Layout, out: Bytes) -> None:
     """The opposite of `split`. About 0.2 ms a MiB for elements of two bytes."""
-    out = np.empty(raw, np.uint8)
     *planes, rest = parts
-    count = raw // layout.element
+    count = len(out) // layout.element
     used = count * layout.element
     if layout == _NUMBERS[0]:
         numbers = out[:used].view("<u2")
@@ -192,7 +191,6 @@ def _join(parts: list[Bytes], layout: Layout, raw: int) -> memoryview:
             elements[:, layout.planes :] = rest[:inner].reshape(count, layout.element - layout.planes)
             rest = rest[inner:]
     out[used:] = rest
-    return out.data
 
 
 def decode(payload: Buffer, codec: int, raw: int) -> Buffer:
@@ -203,13 +201,21 @@ def decode(payload: Buffer, codec: int, raw: int) -> Buffer:
         return _unzstd(payload, raw)
     if codec != PLANES:
         raise Broken(f"unknown codec {codec}")
+    out = np.empty(raw, np.uint8)
+    decode_planes(payload, out)
+    return out.data
+
+
+def decode_planes(payload: Buffer, out: Bytes) -> None:
+    """Fill ``out``, as long as the raw bytes, from a payload of PLANES. Raises Broken."""
     try:
-        return _decode_planes(memoryview(payload), raw)
+        _decode_planes(memoryview(payload), out)
     except struct.error:
         raise Broken("the payload is cut off") from None
 
 
-def _decode_planes(payload: memoryview, raw: int) -> memoryview:
+def _decode_planes(payload: memoryview, out: Bytes) -> None:
+    raw = len(out)
     layout = Layout(*_HEAD.unpack_from(payload))
     if layout.element < 2 or not 1 <= layout.planes <= layout.element:
         raise Broken(f"no layout: {layout}")
@@ -224,7 +230,7 @@ def _decode_planes(payload: memoryview, raw: int) -> memoryview:
         parts.append(np.frombuffer(part if stored == length else _unzstd(part, length), np.uint8))
     if at != len(payload) or [len(part) for part in parts] != lengths:
         raise Broken("the planes have other lengths")
-    return _join(parts, layout, raw)
+    join(parts, layout, out)
 
 
 def _unzstd(payload: Buffer, raw: int) -> bytes:
