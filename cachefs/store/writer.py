@@ -24,8 +24,8 @@ import lmdb
 
 from cachefs.store import reopen
 from cachefs.store.blocks import Blocks, Fresh
-from cachefs.store.errors import StoreFailed, StoreFull, is_full
 from cachefs.store.codec import Packer
+from cachefs.store.errors import StoreFailed, StoreFull, is_full
 from cachefs.store.index import Index, Layer
 from cachefs.store.layout import PART_BYTES, Budget, footprint
 from cachefs.store.records import BlockRow, Refs, be, int_key, int_of, of_be
