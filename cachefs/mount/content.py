@@ -33,6 +33,9 @@ _REFEED = 64 << 10
 _IN_THREAD = 64 << 10
 _TELLING = 1 << 20
 """Bytes of rows from which a state tells how its server writes."""
+_RUN_ENTRIES = 384
+"""Bytes in the index for a run that is placed: its block's entries and records."""
+_RECORD_BYTES = 24
 
 
 class Content:
@@ -140,7 +143,7 @@ class Content:
         self._overlay.write(offset, data)
         self.size = max(self.size, offset + len(data))
         self._touch()
-        if self._overlay.size > _FOLD_AT:
+        if self._overlay.cost > min(_FOLD_AT, self._store.budget.index // 4):
             await self._fold()
         return len(data)
 
@@ -227,6 +230,7 @@ class Content:
         if not runs:
             return
         edits: list[tuple[int, int, recipe.Records]] = []
+        await self._index_room(_RUN_ENTRIES * len(runs))
 
         def place() -> None:
             placer = self._store.placer()
@@ -245,6 +249,12 @@ class Content:
         self._folded += sum(len(data) for _, data in runs)
         self._recipe = self._recipe.replace(edits)
         self._overlay = Overlay()
+
+    async def _index_room(self, size: int) -> None:
+        try:
+            await self._upkeep.make_index_room(size)
+        except (OSError, StoreFull):
+            self._fail(errno.ENOSPC)
 
     async def truncate(self, size: int) -> None:
         """Make the file ``size`` bytes long."""
@@ -466,6 +476,9 @@ class Content:
                 current = current.append(placer.take())
                 self._holds += placer.take_holds()
             self._kept = current
+        grown = len(current) - len(self._store.tree.recipe(self._ino))
+        if grown > 0:
+            await self._index_room(_RECORD_BYTES * grown)
         if self._base is not None and not self._base_holds:
             # The tree is about to let go of its blocks, and `release` may want them back.
             ids = self._base.recipe.blocks()[0].tolist()

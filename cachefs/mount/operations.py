@@ -41,6 +41,8 @@ REQUEST = 1 << 20
 """Bytes of the kernel's largest request."""
 P = ParamSpec("P")
 T = TypeVar("T")
+ENTRY_BYTES = 512
+"""Room in the index for a name and its inode, or for the name of an attribute."""
 DIRECT_FROM = 1 << 20
 """States of at least this many bytes are read past the page cache, at twice its speed."""
 
@@ -246,15 +248,18 @@ class CacheFS(pyfuse3.Operations):
                     ctx: pyfuse3.RequestContext) -> pyfuse3.EntryAttributes:  # fmt: skip
         if stat.S_IFMT(mode) not in (0, stat.S_IFREG):
             raise FUSEError(errno.EPERM)
-        return self._entered(*self._create(parent_inode, name, stat.S_IFREG | stat.S_IMODE(mode), ctx))
+        return self._entered(*await self._create(parent_inode, name, stat.S_IFREG | stat.S_IMODE(mode), ctx))
 
-    def _create(self, parent: int, name: bytes, mode: int, ctx: pyfuse3.RequestContext) -> tuple[int, Inode]:
+    async def _create(
+        self, parent: int, name: bytes, mode: int, ctx: pyfuse3.RequestContext
+    ) -> tuple[int, Inode]:
+        await self._upkeep.make_index_room(ENTRY_BYTES)
         return self._tree.create(parent, name, mode, ctx.uid, ctx.gid)
 
     @_guarded
     async def mkdir(self, parent_inode: int, name: bytes, mode: int,
                     ctx: pyfuse3.RequestContext) -> pyfuse3.EntryAttributes:  # fmt: skip
-        return self._entered(*self._create(parent_inode, name, stat.S_IFDIR | stat.S_IMODE(mode), ctx))
+        return self._entered(*await self._create(parent_inode, name, stat.S_IFDIR | stat.S_IMODE(mode), ctx))
 
     @_guarded
     async def unlink(self, parent_inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> None:
@@ -388,7 +393,7 @@ class CacheFS(pyfuse3.Operations):
     async def create(
         self, parent_inode: int, name: bytes, mode: int, flags: int, ctx: pyfuse3.RequestContext
     ) -> tuple[pyfuse3.FileInfo, pyfuse3.EntryAttributes]:
-        ino, inode = self._create(parent_inode, name, stat.S_IFREG | stat.S_IMODE(mode), ctx)
+        ino, inode = await self._create(parent_inode, name, stat.S_IFREG | stat.S_IMODE(mode), ctx)
         return self._open(ino, flags, ctx), self._entered(ino, inode)
 
     @_guarded
@@ -498,6 +503,7 @@ class CacheFS(pyfuse3.Operations):
     @_guarded
     async def setxattr(self, inode: int, name: bytes, value: bytes, ctx: pyfuse3.RequestContext) -> None:
         self._check_xattr(name)
+        await self._upkeep.make_index_room(ENTRY_BYTES + len(value))
         self._tree.set_xattr(inode, name, value)
 
     @_guarded

@@ -3,6 +3,7 @@
 from sortedcontainers import SortedDict
 
 _MERGE_LIMIT = 1 << 20
+_RUN_COST = 256
 
 
 class Overlay:
@@ -14,6 +15,11 @@ class Overlay:
 
     def __bool__(self) -> bool:
         return bool(self._runs)
+
+    @property
+    def cost(self) -> int:
+        """Bytes of memory: of a million single bytes far more than ``size``."""
+        return self.size + _RUN_COST * len(self._runs)
 
     def _touching(self, start: int, stop: int) -> list[int]:
         """Starts of the runs that overlap start … stop."""

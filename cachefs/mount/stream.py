@@ -110,8 +110,11 @@ class Stream:
         return self._credit >= size and self._queued <= self._limit
 
     def reserve(self, size: int) -> bool:
-        """Reserve room for ``size`` bytes and, if there is some, for what is likely to follow."""
-        for wish in (max(size, self._step), size):
+        """Reserve room for ``size`` bytes and, if there is some, for what is likely to follow.
+
+        That is as much as came so far: thousands of small files that stay open must not hold the whole store.
+        """
+        for wish in (max(size, min(self._step, self.end - self.start)), size):
             if self._store.reserve(wish):
                 self._credit += wish
                 return True

@@ -127,9 +127,26 @@ class Upkeep:
                 if not evicted:
                     return
 
-    async def _evict(self, wanted: int) -> bool:
+    async def make_index_room(self, size: int) -> None:
+        """Wait until the index can take ``size`` bytes more, evicting what it takes.
+
+        OSError(ENOSPC) when that is not enough.
+        """
+        store = self._store
+        while not store.index_takes(size):
+            async with self._making:
+                await self.commit()
+                store.look_again()
+                if store.index_takes(size):
+                    return
+                if await trio.to_thread.run_sync(store.writer.purge, store.low_water):
+                    continue
+                if not await self._evict(store.low_water // 4, empty=True):
+                    raise OSError(errno.ENOSPC, "the index is full")
+
+    async def _evict(self, wanted: int, *, empty: bool = False) -> bool:
         """Evict units of about ``wanted`` bytes and commit; False if none could go or the disk refused."""
-        units = self._store.evict(wanted)
+        units = self._store.evict(wanted, empty=empty)
         for unit in units:
             for member in unit:
                 self._evicted(member)
@@ -150,27 +167,31 @@ class Upkeep:
             if self._store.writer.failed:
                 continue
             try:
-                await self._evict_while_low()
+                if not await self._evict_while_low():
+                    await trio.sleep(COMMIT_EVERY)  # each write would have everything looked through again
             except StoreFailed:
                 await trio.sleep(COMMIT_EVERY)
             except Exception:  # it would end the mount
                 log.exception("evicting failed")
                 await trio.sleep(COMMIT_EVERY)
 
-    async def _evict_while_low(self) -> None:
+    async def _evict_while_low(self) -> bool:
+        """False if it stays low, because nothing may go."""
         store = self._store
         while True:
             # Victims take room in the index, too; files need only go if that is not enough.
-            if await trio.to_thread.run_sync(store.index_full):
+            full = await trio.to_thread.run_sync(store.index_full)
+            if full:
                 if await trio.to_thread.run_sync(store.writer.purge, store.low_water):
                     continue
             elif not self.is_low():
                 break
             async with self._making:
                 short = max(store.low_water - store.room(), store.low_water // 4)
-                if not await self._evict(short):
-                    return
+                if not await self._evict(short, empty=full):
+                    return False
         # Victims are deleted here rather than when a writer's batch waits for their space.
         spare = min(2 * store.budget.batch, store.low_water)
         if store.volumes.free < spare:
             await trio.to_thread.run_sync(store.writer.purge, spare - store.volumes.free)
+        return True

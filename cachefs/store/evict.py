@@ -22,6 +22,8 @@ _TEMPORARY = re.compile(rb"[._]tmp(\.|$)|_tmp\.")
 _LOCK = re.compile(rb"\.(lock|owner)$")
 _TEMPORARY_LIFE = 3600 * 1_000_000_000
 _END = b"\xff" * 17
+_UNITS = 256
+"""Most units chosen at a time: the event loop waits, and the next look may find enough gone."""
 
 
 class Member(NamedTuple):
@@ -70,8 +72,11 @@ class Evictor:
         dirent = self._tree.lookup(parent, name)
         return dirent is not None and dirent.kind == stat.S_IFREG
 
-    def choose(self, wanted: int) -> list[list[Member]]:
-        """Units of ``wanted`` logical bytes or a little more, oldest use first; empty if none may go."""
+    def choose(self, wanted: int, *, empty: bool = False) -> list[list[Member]]:
+        """Units of ``wanted`` logical bytes or a little more, oldest use first; none if none may go.
+
+        Where many are small there are less than ``wanted``. ``empty``: units of no bytes will do.
+        """
         chosen: list[list[Member]] = []
         seen: set[int] = set()
         total = 0
@@ -88,9 +93,9 @@ class Evictor:
                 continue
             chosen.append(members)
             total += sum(m.inode.size for m in members)
-            if total >= wanted:
+            if total >= wanted or (len(chosen) >= _UNITS and (total or empty)):
                 break
-        return chosen if total else []
+        return chosen if total or empty else []
 
     def _may_go(self, member: Member) -> bool:
         if self._busy(member.ino) or member.ino in self._tree.pinned or is_lock(member.name):

@@ -35,7 +35,8 @@ class Layer:
     """Pending changes: table → key → value (None: deleted), and what goes with them.
 
     ``refs`` are changes of reference counts by block id; ``counters`` changes of
-    the statistics; ``holds`` the block ids to let go once committed.
+    the statistics; ``holds`` the block ids to let go once committed; ``size`` bytes
+    in keys and values.
     """
 
     def __init__(self) -> None:
@@ -43,6 +44,15 @@ class Layer:
         self.refs: Counter[int] = Counter()
         self.counters: Counter[str] = Counter()
         self.holds: list[list[int]] = []
+        self.size = 0
+
+    def set(self, table: str, key: bytes, value: bytes | None) -> None:
+        entries = self.tables[table]
+        old = entries.get(key)
+        self.size += (len(value) if value else 0) - (len(old) if old else 0)
+        if key not in entries:
+            self.size += len(key)
+        entries[key] = value
 
     def __bool__(self) -> bool:
         """Whether anything but counters changed: figures alone are not worth a commit."""
@@ -51,7 +61,8 @@ class Layer:
     def absorb(self, newer: "Layer") -> None:
         """Put a newer layer's changes on top of this one's."""
         for name, entries in newer.tables.items():
-            self.tables[name].update(entries)
+            for key, value in entries.items():
+                self.set(name, key, value)
         for block, delta in newer.refs.items():
             self.refs[block] += delta
         for name, delta in newer.counters.items():
@@ -127,26 +138,15 @@ class Index:
         return self.committed(table, key)
 
     def put(self, table: str, key: bytes, value: bytes) -> None:
-        self.active.tables[table][key] = value
+        self.active.set(table, key, value)
 
     def delete(self, table: str, key: bytes) -> None:
-        self.active.tables[table][key] = None
+        self.active.set(table, key, None)
 
     def scan(self, table: str, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Entries with start <= key < stop, in order. Changes made meanwhile may or may not show."""
         while start < stop:
-            found: dict[bytes, bytes | None] = {}
-            upper = stop
-            with self.env.begin() as txn:
-                cursor = txn.cursor(self.dbs[table]) if table in self.dbs else None
-                if cursor is not None and cursor.set_range(start):
-                    for key, value in cursor:
-                        if key >= stop:
-                            break
-                        if len(found) == _SCAN:
-                            upper = key
-                            break
-                        found[key] = value
+            found, upper = self._page(table, start, stop)
             for layer in (self.frozen, self.active):
                 if layer is not None:
                     entries = layer.tables[table]
@@ -157,6 +157,24 @@ class Index:
                 if latest is not None:
                     yield key, latest
             start = upper
+
+    def _page(self, table: str, start: bytes, stop: bytes) -> tuple[dict[bytes, bytes | None], bytes]:
+        """The first committed entries of a range, and where the rest begins.
+
+        In a function of its own: LMDB keeps a reader's slot for as long as anything
+        refers to the transaction, and a suspended generator would.
+        """
+        found: dict[bytes, bytes | None] = {}
+        with self.env.begin() as txn:
+            cursor = txn.cursor(self.dbs[table]) if table in self.dbs else None
+            if cursor is not None and cursor.set_range(start):
+                for key, value in cursor:
+                    if key >= stop:
+                        break
+                    if len(found) == _SCAN:
+                        return found, key
+                    found[key] = value
+        return found, stop
 
     def freeze(self) -> Layer | None:
         """Set the pending changes apart for a commit; None when there are none. `thaw` must follow."""
@@ -173,12 +191,21 @@ class Index:
             frozen.absorb(self.active)
             self.active = frozen
 
+    @property
+    def pending(self) -> int:
+        """Bytes that wait to be committed."""
+        return self.active.size + (self.frozen.size if self.frozen is not None else 0)
+
+    @property
+    def map_bytes(self) -> int:
+        size: int = self.env.info()["map_size"]
+        return size
+
     def used(self) -> float:
         """Part of the map that live pages take, 0 … 1."""
-        info = self.env.info()
         with self.env.begin() as txn:
             pages = 0
             for db in self.dbs.values():
                 stat = txn.stat(db)
                 pages += stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"]
-        return float(pages * self.env.stat()["psize"] / info["map_size"])
+        return float(pages * self.env.stat()["psize"] / self.map_bytes)

@@ -16,7 +16,7 @@ from pathlib import Path
 import lmdb
 
 from cachefs.errors import UserError
-from cachefs.sizes import default_max_bytes, format_size
+from cachefs.sizes import MIB, default_max_bytes, format_size
 from cachefs.states.pieces import Buffer
 from cachefs.store import assemble, home, reopen, shrink
 from cachefs.store.blocks import Blocks
@@ -42,8 +42,18 @@ writes a changed page anew, so a commit of a thousand digests may need as many p
 
 _SMALL_WRITES = json.dumps({"small_writes": True}).encode()
 
+INDEX_LIMIT = 0.60
+"""Part of the index beyond which nothing new is taken: no names, attributes or recipes.
+What eviction frees must be committed, too, and that takes pages."""
+
+_BLOCK_ENTRIES = 256
+"""Bytes that a block takes in the index's tables, about."""
+
+_PENDING_LIMIT = 16 * MIB
+"""Bytes of the tree's changes that may wait in memory for their commit."""
+
 _LOOK_EVERY = 0.2
-"""Seconds between looks at how full the disk is."""
+"""Seconds between looks at how full the disk and the index are."""
 
 
 class Store:
@@ -72,6 +82,8 @@ class Store:
         self._batch: Future[None] | None = None
         self._disk_free = 0
         self._look_again = 0.0
+        self._index_used = 0.0
+        self._look_at_index = 0.0
         self.queued = 0
         """Bytes accepted from clients and not placed yet."""
 
@@ -273,9 +285,31 @@ class Store:
     def index_full(self) -> bool:
         return self.index.used() > INDEX_FULL
 
-    def evict(self, wanted: int) -> list[list[Member]]:
-        """Evict units of about ``wanted`` logical bytes; they free space with the next commit."""
-        units = self.evictor.choose(max(1, wanted))
+    def index_takes(self, size: int) -> bool:
+        """Whether ``size`` bytes more of names, attributes or records can be pending in the index.
+
+        They count twice: keys and values fill their pages by half to two thirds.
+        """
+        pending = self.index.pending
+        if pending and pending + size > _PENDING_LIMIT:
+            return False
+        now = time.monotonic()
+        if now >= self._look_at_index:
+            self._look_at_index = now + _LOOK_EVERY
+            self._index_used = self.index.used()
+        pending += _BLOCK_ENTRIES * len(self.blocks.pool.by_id)
+        return self._index_used + 2 * (pending + size) / self.budget.index <= INDEX_LIMIT
+
+    def look_again(self) -> None:
+        """Forget what the disk and the index looked like."""
+        self._look_again = self._look_at_index = 0.0
+
+    def evict(self, wanted: int, *, empty: bool = False) -> list[list[Member]]:
+        """Evict units of about ``wanted`` logical bytes; they free space with the next commit.
+
+        ``empty``: those of no bytes at all will do, for the room they take in the index.
+        """
+        units = self.evictor.choose(max(1, wanted), empty=empty)
         for unit in units:
             self.evictor.evict(unit)
         return units

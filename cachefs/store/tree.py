@@ -128,12 +128,17 @@ class Tree:
 
     def walk(self, parent: int = ROOT, prefix: bytes = b"") -> Iterator[tuple[bytes, int]]:
         """(path, inode number) of every file below a directory."""
-        for child in self.children(parent):
-            path = prefix + child.name
-            if child.kind == stat.S_IFDIR:
-                yield from self.walk(child.ino, path + b"/")
+        # No recursion: a tree may be deeper than Python's stack.
+        above = [(prefix, self.children(parent))]
+        while above:
+            prefix, children = above[-1]
+            child = next(children, None)
+            if child is None:
+                above.pop()
+            elif child.kind == stat.S_IFDIR:
+                above.append((prefix + child.name + b"/", self.children(child.ino)))
             else:
-                yield path, child.ino
+                yield prefix + child.name, child.ino
 
     def _link(self, parent: int, name: bytes, ino: int, inode: Inode, cookie: int = 0) -> Inode:
         """Give an inode its name; ``cookie`` is one that just became free, 0 for a new one."""

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+
 import pytest
 
 from cachefs.sizes import MIB
+from cachefs.store.tree import ROOT
 
-from ..store.filling import noise, remove
-from .desk import Desk
+from ..mounted.kernel import fails
+from ..store.filling import SMALL, make, noise, remove
+from .desk import Desk, desk
 
 
 async def save(desk: Desk, count: int, name: bytes) -> None:
@@ -54,3 +58,46 @@ async def test_nothing_goes_while_there_is_room(desk: Desk) -> None:
     await desk.upkeep._evict_while_low()
     assert desk.gone == []
     assert desk.store.counters()["blocks"] == blocks
+
+
+async def test_names_are_refused_when_nothing_more_can_go() -> None:
+    """Rather than taken into memory, never to be committed. What is there stays, and can be removed."""
+    async with desk(SMALL) as made:
+        store, count = made.store, 0
+        with fails(errno.ENOSPC):
+            while count < 1_000:
+                await made.upkeep.make_index_room(66_000)
+                store.tree.set_xattr(ROOT, b"user.%d" % count, noise(65_536, count))
+                count += 1
+        assert store.index.pending < store.budget.index // 4
+        await made.upkeep.commit()
+        assert store.tree.xattr(ROOT, b"user.%d" % (count - 1)) == noise(65_536, count - 1)
+        for number in range(count):
+            store.tree.remove_xattr(ROOT, b"user.%d" % number)
+        await made.upkeep.commit()
+        await made.upkeep.make_index_room(66_000)
+
+
+async def test_files_go_for_new_names() -> None:
+    """Empty ones, too: they take no room but in the index."""
+    async with desk(SMALL) as made:
+        for number in range(45_000):
+            await made.upkeep.make_index_room(512)
+            make(made.store, b"%05d" % number)
+        assert made.gone[:3] == [b"00000", b"00001", b"00002"]
+        assert len(made.gone) < 40_000
+        assert made.store.tree.lookup(ROOT, b"44999") is not None
+
+
+async def test_a_file_of_more_pieces_than_the_index_takes() -> None:
+    """ENOSPC from the write, and no memory that grows with them; the version before comes back."""
+    async with desk(SMALL) as made:
+        await made.save(b"a", b"old" * 100)
+        content = made.open(b"a")
+        await content.truncate(0)
+        with fails(errno.ENOSPC):
+            for number in range(200_000):
+                await content.write(number * 8_192 + 1, b"%064d." % number)
+        with fails(errno.ENOSPC):
+            await made.close(content)
+        assert made.in_tree(b"a") == b"old" * 100

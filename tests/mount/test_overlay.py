@@ -85,3 +85,11 @@ def test_a_long_run_is_not_copied_for_every_write() -> None:
     for number in range(5):
         overlay.write(number * _MERGE_LIMIT, bytes(_MERGE_LIMIT))
     assert [len(data) for _, data in overlay.take()] == [_MERGE_LIMIT] * 5
+
+
+def test_many_short_runs_cost_more_than_their_bytes() -> None:
+    overlay = Overlay()
+    for number in range(1_000):
+        overlay.write(number * 2, b"x")
+    assert overlay.size == 1_000
+    assert overlay.cost > 100_000

@@ -343,3 +343,18 @@ async def test_unlinked_first_then_saved_again(desk: Desk) -> None:
     await desk.upkeep.commit()
     assert desk.store.counters()["new_block_bytes"] - before <= 200 * 512 * 4 + 40_000
     assert await desk.load(b"g") == longer
+
+
+async def test_small_files_that_stay_open_do_not_hold_the_store(desk: Desk) -> None:
+    """What an open file may still become must not evict what is there."""
+    await desk.save(b"old", noise(10 * MIB))
+    contents = []
+    for number in range(200):
+        content = desk.open(b"%d" % number)
+        await content.write(0, b"little")
+        contents.append(content)
+    assert desk.store.queued == 200 * len(b"little")
+    await desk.upkeep._evict_while_low()
+    assert desk.gone == []
+    for content in contents:
+        await desk.close(content)

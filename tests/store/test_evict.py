@@ -12,7 +12,7 @@ from cachefs.store.evict import is_lock, is_temporary
 from cachefs.store.tree import PIN, ROOT
 
 from .conftest import Opener
-from .filling import add, content, names, noise
+from .filling import add, content, make, names, noise
 from .recount import assert_exact, assert_nothing_leaks
 
 SIZE = 10_000
@@ -165,3 +165,20 @@ def test_nothing_to_evict(store: Store) -> None:
     made = fill(store, b"a")
     store.busy = set(made.values()).__contains__
     assert store.evict(1000) == []
+
+
+def test_of_many_small_files_some_go_at_a_time(store: Store) -> None:
+    """Who serves requests must not look through all of them in one go."""
+    for number in range(700):
+        add(store, b"%04d" % number, b"tiny")
+    chosen = store.evictor.choose(1 << 30)
+    assert [unit[0].name for unit in chosen] == [b"%04d" % number for number in range(256)]
+
+
+def test_files_without_a_byte_free_room_in_the_index_only(store: Store) -> None:
+    for number in range(700):
+        make(store, b"%04d" % number)
+    assert store.evictor.choose(1) == []
+    assert len(store.evictor.choose(1, empty=True)) == 256
+    add(store, b"data", noise(SIZE))
+    assert store.evictor.choose(1)[-1][0].name == b"data"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -155,3 +157,34 @@ def test_nothing_pending_needs_no_commit(tmp_path: Path) -> None:
         assert index.used() < 0.1
     finally:
         index.close()
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> Iterator[Index]:
+    (tmp_path / "index").mkdir()
+    made = Index(tmp_path / "index", MIB)
+    yield made
+    made.close()
+
+
+def test_a_suspended_scan_keeps_no_reader(index: Index) -> None:
+    """Listing a deep tree suspends one in each directory on the way; LMDB has slots for 512 readers."""
+    index.put("inodes", b"a", b"1")
+    index.put("inodes", b"b", b"2")
+    scans = [index.scan("inodes", b"", b"z") for _ in range(600)]
+    assert all(next(scan) == (b"a", b"1") for scan in scans)
+    assert all(list(scan) == [(b"b", b"2")] for scan in scans)
+
+
+def test_pending_bytes_are_counted(index: Index) -> None:
+    index.put("inodes", b"key", b"value")
+    assert index.pending == 8
+    index.put("inodes", b"key", b"longer value")
+    assert index.pending == 15
+    index.delete("inodes", b"key")
+    assert index.pending == 3
+    assert index.freeze() is not None
+    index.put("inodes", b"key", b"x")
+    assert index.pending == 7
+    index.thaw(committed=False)
+    assert index.pending == 4

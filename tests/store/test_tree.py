@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import islice
@@ -380,3 +381,12 @@ def test_a_file_renewed_is_the_same_under_another_number(store: Store) -> None:
     store.commit()
     assert_exact(store)
     assert_nothing_leaks(store)
+
+
+def test_a_tree_deeper_than_the_stack(store: Store) -> None:
+    tree = store.tree
+    parent, depth = ROOT, sys.getrecursionlimit() + 200
+    for _ in range(depth):
+        parent, _ = tree.create(parent, b"d", stat.S_IFDIR | 0o700, 0, 0)
+    leaf, _ = tree.create(parent, b"leaf", stat.S_IFREG | 0o600, 0, 0)
+    assert list(tree.walk()) == [(b"d/" * depth + b"leaf", leaf)]
