@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -145,15 +145,40 @@ def disk_use(store: Path) -> int:
     return total
 
 
-@contextmanager
-def sampled_use(store: Path) -> Iterator[list[int]]:
+def memory_of(pid: int) -> int:
+    """Bytes of a process that are neither of a file nor shared, as far as in memory; 0 if it ended."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    return sum(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("RssAnon"))
+
+
+def sampled_use(store: Path) -> AbstractContextManager[list[int]]:
     """What the store takes, every 50 ms while the block runs and at its end."""
+    return _sampled(lambda: disk_use(store))
+
+
+def sampled_memory(m: Mounted) -> AbstractContextManager[list[int]]:
+    """`memory_of` the daemon, every 50 ms while the block runs and at its end; also over remounts."""
+    pids = daemons_of(m.store)
+
+    def figure() -> int:
+        nonlocal pids
+        pids = [pid for pid in pids if memory_of(pid)] or daemons_of(m.store)
+        return sum(map(memory_of, pids))
+
+    return _sampled(figure)
+
+
+@contextmanager
+def _sampled(figure: Callable[[], int]) -> Iterator[list[int]]:
     samples: list[int] = []
     stop = threading.Event()
 
     def sample() -> None:
         while not stop.wait(0.05):
-            samples.append(disk_use(store))
+            samples.append(figure())
 
     thread = threading.Thread(target=sample)
     thread.start()
@@ -162,4 +187,4 @@ def sampled_use(store: Path) -> Iterator[list[int]]:
     finally:
         stop.set()
         thread.join()
-        samples.append(disk_use(store))
+        samples.append(figure())

@@ -18,6 +18,8 @@ log = logging.getLogger("cachefs.upkeep")
 COMMIT_EVERY = 1.0
 """Seconds between commits of what nobody synced."""
 
+_UNITS_A_COMMIT = 2048
+
 Evicted = Callable[[Member], None]
 
 
@@ -146,10 +148,15 @@ class Upkeep:
 
     async def _evict(self, wanted: int, *, empty: bool = False) -> bool:
         """Evict units of about ``wanted`` bytes and commit; False if none could go or the disk refused."""
-        units = self._store.evict(wanted, empty=empty)
-        for unit in units:
-            for member in unit:
+        units: list[list[Member]] = []
+        while lot := self._store.evict(wanted, empty=empty):
+            units += lot
+            for member in (member for unit in lot for member in unit):
                 self._evicted(member)
+                wanted -= member.inode.size
+            if wanted <= 0 or len(units) >= _UNITS_A_COMMIT:
+                break
+            await trio.lowlevel.checkpoint()
         try:
             await self.commit()
         except StoreFull as error:

@@ -79,14 +79,17 @@ class Evictor:
         """
         chosen: list[list[Member]] = []
         seen: set[int] = set()
+        turns: dict[int, int] = {}  # of members met before the one used last: looked up once a unit
         total = 0
         for key, _ in self._tree.index.scan("uses", b"", _END):
             when, ino = of_be(key[:8]), of_be(key[8:])
-            if ino in seen:
+            if ino in seen or turns.get(ino, 0) > when:
                 continue
             inode = self._tree.get(ino)
             members = self.unit(inode.parent, self._tree.name_of(inode))
-            if max((m.inode.last_use for m in members), default=0) > when:
+            turn = max((m.inode.last_use for m in members), default=0)
+            if turn > when:
+                turns.update((m.ino, turn) for m in members)
                 continue  # its turn comes with the member used last
             seen.update(m.ino for m in members)
             if not members or not all(self._may_go(m) for m in members):

@@ -182,3 +182,17 @@ def test_files_without_a_byte_free_room_in_the_index_only(store: Store) -> None:
     assert len(store.evictor.choose(1, empty=True)) == 256
     add(store, b"data", noise(SIZE))
     assert store.evictor.choose(1)[-1][0].name == b"data"
+
+
+def test_a_unit_of_thousands_of_files_is_looked_through_once(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not once for each of them: that would be hundreds of millions of look-ups for 20,000."""
+    for number in range(300):
+        add(store, b"X.%04d" % number, b"tiny")
+    add(store, b"X", b"tiny")
+    calls, unit = [], store.evictor.unit
+    monkeypatch.setattr(store.evictor, "unit", lambda *args: calls.append(args) or unit(*args))
+    (chosen,) = store.evictor.choose(1)
+    assert len(chosen) == 301
+    assert len(calls) == 2
