@@ -201,8 +201,8 @@ def test_offsets_near_the_largest(mount: MountFactory) -> None:
             with contextlib.suppress(OSError):  # the kernel may split it
                 assert os.pwrite(fd, b"z23", MAX_SIZE - 1) == 1
             assert os.pread(fd, 10, MAX_SIZE - 4) == b"\0xyz"
-            with fails(errno.EFBIG):
-                os.write(os.open(path, os.O_WRONLY | os.O_APPEND), b"x")
+            with opened(path, os.O_WRONLY | os.O_APPEND) as end, fails(errno.EFBIG):
+                os.write(end, b"x")
         m.umount()
         m.mount()
         assert os.stat(path).st_size == MAX_SIZE
