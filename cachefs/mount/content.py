@@ -376,13 +376,13 @@ class Content:
                 await self._stream.drain()
                 if self._stream.failed and self._base is not None:
                     self._fail(self._stream.failed)  # `release` brings the old version back
-                if versions.is_torn(self._stream, self._base) and not self._stream.failed:
+                if versions.is_torn(self._stream, self._base, self.size) and not self._stream.failed:
                     if self._base is None or not self._killed:
                         await self._persist()
                     return
             stream = self._stream
             await self._settle()
-            self._torn = stream is not None and versions.is_torn(stream, self._base)
+            self._torn = versions.is_torn(stream, self._base, self.size)
             if self._torn and self._killed and self._base is not None:
                 return  # only its end told so
             await self._persist()
@@ -426,8 +426,7 @@ class Content:
                     await self._settle()
                 except OSError:
                     failed = True
-                if stream is not None:
-                    torn = torn or versions.is_torn(stream, self._base)
+                torn = torn or versions.is_torn(stream, self._base, self.size)
                 if (failed or (torn and killed)) and self._base is not None and not keep_torn:
                     self._restore_base()
                     return True

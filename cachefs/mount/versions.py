@@ -18,12 +18,20 @@ class Version:
     mtime: int
 
 
-def is_torn(stream: Stream, base: Version | None) -> bool:
+def is_torn(stream: Stream | None, base: Version | None, size: int) -> bool:
     """Whether a save over ``base`` ended before its state did, as far as headers and ``base`` tell.
+
+    ``stream`` is None if nothing came in order, ``size`` the bytes of the file. Over a
+    state, a beginning too short to be recognised is torn, too.
 
     A state may have fewer V sections than layers, so one cut exactly between two
     sections looks whole by itself; the old version of the same shape knows better.
     """
+    unknown = not size or (stream is not None and not stream.start and not stream.report.container)
+    if unknown and base is not None and base.about is not None:
+        return True
+    if stream is None:
+        return False
     if stream.torn or stream.start or base is None:
         return stream.torn
     old, new = json.loads(base.about or b"{}"), _summary(stream)

@@ -80,6 +80,19 @@ async def test_a_kill_with_a_flush_in_between(desk: Desk) -> None:
     assert await desk.load(b"f") == OLD
 
 
+@pytest.mark.parametrize("killed", [True, False])
+@pytest.mark.parametrize("size", [0, 3, 30])
+async def test_a_save_that_hardly_began(desk: Desk, size: int, killed: bool) -> None:
+    """Too short to be known as a state: a killed writer's is torn all the same."""
+    await desk.save(b"f", OLD)
+    content = desk.open(b"f")
+    await content.truncate(0)
+    if size:
+        await content.write(0, NEW[:size])
+    assert await desk.close(content, killed=killed) is killed
+    assert await desk.load(b"f") == (OLD if killed else NEW[:size])
+
+
 @pytest.mark.parametrize("sections", [3, 2])
 async def test_torn_between_two_sections(desk: Desk, sections: int) -> None:
     """Whole by its own headers; the version before had more sections."""
