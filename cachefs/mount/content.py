@@ -52,6 +52,7 @@ class Content:
         self._row_bytes = inode.row_bytes
         self._about = store.tree.about(ino)
         self._overlay = Overlay()
+        self._weight = 0
         self._stream: Stream | None = None
         self._base: Version | None = None
         self._base_holds: list[int] = []
@@ -143,9 +144,21 @@ class Content:
         self._overlay.write(offset, data)
         self.size = max(self.size, offset + len(data))
         self._touch()
-        if self._overlay.cost > min(_FOLD_AT, self._store.budget.index // 4):
+        if self._weigh() > self._fold_at:
             await self._fold()
         return len(data)
+
+    def _weigh(self) -> int:
+        """Bytes of memory that the overlay takes; the store is told."""
+        self._store.scattered += self._overlay.cost - self._weight
+        self._weight = self._overlay.cost
+        return self._weight
+
+    @property
+    def _fold_at(self) -> int:
+        """The weight that an overlay may have; many share about twice what one may have."""
+        most = min(_FOLD_AT, self._store.budget.index // 4)
+        return max(most // 16, min(most, 2 * most - self._store.scattered))
 
     async def _append(self, stream: Stream, data: bytes) -> None:
         if not stream.has_credit(len(data)) and not stream.reserve(len(data)):
@@ -249,6 +262,7 @@ class Content:
         self._folded += sum(len(data) for _, data in runs)
         self._recipe = self._recipe.replace(edits)
         self._overlay = Overlay()
+        self._weigh()
 
     async def _index_room(self, size: int) -> None:
         try:
@@ -266,6 +280,7 @@ class Content:
             else:
                 await self._settle()
                 self._overlay.cut(size, max(size, self.size))
+                self._weigh()
                 if size > self._recipe.size and self._overlay:
                     await self._fold()
                 self._recipe = self._recipe.cut(size)
@@ -283,6 +298,7 @@ class Content:
             self._holds += self._stream.take_holds()
             self._stream = None
         self._overlay = Overlay()
+        self._weigh()
         self._recipe = Recipe()
         self._row_bytes, self._about, self._failed, self._folded = 0, None, 0, 0
         self._refused = -1
@@ -451,6 +467,7 @@ class Content:
         self._store.index.active.counters["torn_saves"] += 1
         self._recipe, self._row_bytes, self._about = base.recipe, base.row_bytes, base.about
         self._overlay = Overlay()
+        self._weigh()
         self.version += 1
         self.size, self.mtime = base.recipe.size, base.mtime
         # They may be victims by now, and must stay until this version is committed.
@@ -526,3 +543,5 @@ class Content:
             self._stream = None
         self._store.blocks.release(self._holds + self._base_holds)
         self._holds, self._base_holds = [], []
+        self._overlay = Overlay()
+        self._weigh()

@@ -87,9 +87,9 @@ class Stream:
 
     @property
     def _limit(self) -> int:
-        """Bytes that may wait here; many writers share what one may have."""
+        """Bytes that may wait here; many writers share about twice what one may have."""
         most = self._store.budget.queue
-        return most if self._store.queued <= most else most // 8
+        return max(most // 64, min(most, 2 * most - self._store.queued))
 
     def retract(self, offset: int) -> bool:
         """Take back the bytes from ``offset`` on, the last few of those queued; False if they are gone.

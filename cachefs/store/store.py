@@ -86,6 +86,8 @@ class Store:
         self._look_at_index = 0.0
         self.queued = 0
         """Bytes accepted from clients and not placed yet."""
+        self.scattered = 0
+        """Bytes of memory that hold what was written out of order, in all open files."""
 
     # -- opening and closing
 

@@ -8,6 +8,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from cachefs.mount.overlay import _MERGE_LIMIT, Overlay
 
+from ..store.filling import SMALL, noise
+from .desk import desk
+
 LENGTH = 200
 PLACE = st.integers(0, LENGTH - 1)
 
@@ -93,3 +96,20 @@ def test_many_short_runs_cost_more_than_their_bytes() -> None:
         overlay.write(number * 2, b"x")
     assert overlay.size == 1_000
     assert overlay.cost > 100_000
+
+
+async def test_many_files_written_out_of_order_share_their_memory() -> None:
+    """Each may have 16 MiB of what is not placed yet, but not all of them together."""
+    async with desk(SMALL) as made:
+        store, piece = made.store, 100_000
+        most = store.budget.index // 4
+        contents = [made.open(b"%d" % number) for number in range(12)]
+        heaviest = 0
+        for step in range(8):
+            for number, content in enumerate(contents):
+                await content.write(2 * piece * (8 - step), noise(piece, number))
+                heaviest = max(heaviest, store.scattered)
+        assert most // 2 < heaviest < 2 * most + len(contents) * (most // 16 + piece)
+        for content in contents:
+            await made.close(content)
+        assert store.scattered == 0

@@ -14,6 +14,7 @@ import shutil
 import stat
 import time
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -33,6 +34,8 @@ OPEN_FILE = 10_000
 """More for a file that is open and written to: its cutter, queue and lock."""
 KNOWN_INODE = 150
 """More for an inode that the kernel knows, which it may be asked for again."""
+MANY_WRITERS = 128 * MIB
+"""More when many write at once: what each has in hand."""
 PIN = "user.cachefs.pin"
 
 
@@ -339,6 +342,30 @@ def remove_deep(top: Path, name: str) -> None:
             os.unlink(top / name / "leaf")
             os.rmdir(top / name)
     top.rmdir()
+
+
+@pytest.mark.parametrize("order", ["in order", "out of order"])
+@pytest.mark.parametrize(("count", "size"), [(8, 2), pytest.param(64, 24, marks=pytest.mark.soak)])
+def test_many_writers_at_once(mount: MountFactory, count: int, size: int, order: str) -> None:
+    """What they have written and is not placed yet is bounded for all of them together; sizes in MiB."""
+    pieces = list(range(0, size * MIB, 65_536))
+    with bounded(mount, 4 * GIB, MANY_WRITERS) as m:
+
+        def write(number: int) -> None:
+            chance = random.Random(number)
+            offsets = pieces if order == "in order" else chance.sample(pieces, len(pieces))
+            with opened(m.path / f"{number}", os.O_RDWR | os.O_CREAT) as fd:
+                for offset in offsets:
+                    os.pwrite(fd, random.Random(number * 10_000 + offset).randbytes(65_536), offset)
+
+        with ThreadPoolExecutor(count) as writers:
+            list(writers.map(write, range(count)))
+        for number in range(count):
+            data = (m.path / f"{number}").read_bytes()
+            assert all(
+                data[at : at + 65_536] == random.Random(number * 10_000 + at).randbytes(65_536)
+                for at in pieces
+            )
 
 
 @pytest.mark.parametrize("count", [300, pytest.param(10_000, marks=pytest.mark.soak)])
