@@ -84,6 +84,9 @@ class Store:
         self._look_again = 0.0
         self._index_used = 0.0
         self._look_at_index = 0.0
+        self._pinned_bytes = 0
+        self._pins_seen = -1
+        self._look_at_pins = 0.0
         self.queued = 0
         """Bytes accepted from clients and not placed yet."""
         self.scattered = 0
@@ -317,7 +320,20 @@ class Store:
         return units
 
     def unevictable_bytes(self) -> int:
-        """Logical bytes of pinned units, an upper bound of what eviction must leave for their sake."""
+        """Logical bytes of pinned units, an upper bound of what eviction must leave for their sake.
+
+        Every statfs asks. Looking at thousands of units takes longer than a request may: how their
+        files grew meanwhile shows a little later, a change of the pins at once.
+        """
+        started = time.monotonic()
+        pins = self.tree.pin_changes
+        if pins != self._pins_seen or started >= self._look_at_pins:
+            self._pinned_bytes, self._pins_seen = self._pinned_units_bytes(), pins
+            ended = time.monotonic()
+            self._look_at_pins = ended + max(_LOOK_EVERY, 20 * (ended - started))
+        return self._pinned_bytes
+
+    def _pinned_units_bytes(self) -> int:
         members: dict[int, int] = {}
         for ino in self.tree.pinned:
             with contextlib.suppress(OSError):

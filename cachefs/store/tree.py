@@ -57,6 +57,8 @@ class Tree:
     def __init__(self, index: Index) -> None:
         self.index = index
         self.pinned: set[int] = set()
+        self.pin_changes = 0
+        """How often a file was pinned or let go since the start."""
         with index.snapshot() as txn:
             cursor = txn.cursor(index.dbs["inodes"])
             self._next_ino = of_be(cursor.key()) + 1 if cursor.last() else ROOT + 1
@@ -214,7 +216,7 @@ class Tree:
         if stat.S_ISREG(inode.mode):
             self._count(inode, -1)
             self.index.delete("uses", be_pair(inode.last_use, ino))
-        self.pinned.discard(ino)
+        self._unpin(ino)
         self.put(ino, inode._replace(nlink=0, ctime=clock()))
         self.index.put("orphans", be(ino), b"")
 
@@ -358,13 +360,19 @@ class Tree:
         self.index.put("xattrs", be(ino) + name, value)
         if name == PIN:
             self.pinned.add(ino)
+            self.pin_changes += 1
+
+    def _unpin(self, ino: int) -> None:
+        if ino in self.pinned:
+            self.pinned.discard(ino)
+            self.pin_changes += 1
 
     def remove_xattr(self, ino: int, name: bytes) -> None:
         if self.xattr(ino, name) is None:
             raise OSError(errno.ENODATA, "no such attribute")
         self.index.delete("xattrs", be(ino) + name)
         if name == PIN:
-            self.pinned.discard(ino)
+            self._unpin(ino)
 
     def xattrs(self, ino: int) -> list[bytes]:
         return [key[8:] for key, _ in self.index.scan("xattrs", be(ino), be(ino) + b"\xff" * 256)]

@@ -196,3 +196,21 @@ def test_a_unit_of_thousands_of_files_is_looked_through_once(
     (chosen,) = store.evictor.choose(1)
     assert len(chosen) == 301
     assert len(calls) == 2
+
+
+def test_pinned_units_are_not_looked_through_for_every_statfs(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = [add(store, b"%03d" % number, noise(1_000, number)) for number in range(200)]
+    for ino in made:
+        store.tree.set_xattr(ino, PIN, b"1")
+    assert store.unevictable_bytes() == 200_000
+    calls, unit = [], store.evictor.unit
+    monkeypatch.setattr(store.evictor, "unit", lambda *args: calls.append(args) or unit(*args))
+    monkeypatch.setattr("cachefs.store.store._LOOK_EVERY", 60)
+    store.tree.remove_xattr(made[0], PIN)
+    for _ in range(100):
+        assert store.unevictable_bytes() == 199_000
+    assert len(calls) == 199
+    store.tree.unlink(ROOT, b"001")
+    assert store.unevictable_bytes() == 198_000
