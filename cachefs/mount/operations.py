@@ -483,7 +483,7 @@ class CacheFS(pyfuse3.Operations):
     async def statfs(self, ctx: pyfuse3.RequestContext) -> pyfuse3.StatvfsData:
         data = pyfuse3.StatvfsData()
         capacity = self._store.volumes.capacity
-        taken = sum(content.size for ino, content in self._contents.items() if ino not in self._tree.pinned)
+        taken = sum(self._taken(ino, content) for ino, content in self._contents.items())
         free = max(self._store.room(), self._store.attainable() - taken) * 16 // 17  # as `Store.reserve`
         data.f_bsize = data.f_frsize = 4096
         data.f_blocks = self._store.max_bytes // 4096
@@ -493,6 +493,12 @@ class CacheFS(pyfuse3.Operations):
         data.f_ffree = data.f_favail = 1 << 20
         data.f_namemax = NAME_MAX
         return data
+
+    def _taken(self, ino: int, content: Content) -> int:
+        """Bytes of an open file that cannot be evicted, but for those that its pin keeps anyway."""
+        if ino not in self._tree.pinned:
+            return content.size
+        return max(0, content.size - self._tree.get(ino).size)
 
     # -- extended attributes
 

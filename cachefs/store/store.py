@@ -322,8 +322,8 @@ class Store:
     def unevictable_bytes(self) -> int:
         """Logical bytes of pinned units, an upper bound of what eviction must leave for their sake.
 
-        Every statfs asks. Looking at thousands of units takes longer than a request may: how their
-        files grew meanwhile shows a little later, a change of the pins at once.
+        Every statfs asks. Looking at thousands of units takes longer than a request may: how sidecars
+        grew meanwhile shows a little later, a change of the pinned files at once.
         """
         started = time.monotonic()
         pins = self.tree.pin_changes

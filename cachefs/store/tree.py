@@ -58,7 +58,7 @@ class Tree:
         self.index = index
         self.pinned: set[int] = set()
         self.pin_changes = 0
-        """How often a file was pinned or let go since the start."""
+        """How often a file was pinned or let go, or a pinned one changed, since the start."""
         with index.snapshot() as txn:
             cursor = txn.cursor(index.dbs["inodes"])
             self._next_ino = of_be(cursor.key()) + 1 if cursor.last() else ROOT + 1
@@ -321,6 +321,7 @@ class Tree:
         old = self.get(ino)
         new = old._replace(size=recipe.size, row_bytes=row_bytes)
         self.put(ino, new)
+        self.pin_changes += ino in self.pinned
         if old.nlink:
             self._count(old, -1)
             self._count(new, 1)
