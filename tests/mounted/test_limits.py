@@ -80,7 +80,7 @@ def tiny(number: int) -> bytes:
     return random.Random(number).randbytes(1 + number % 100)
 
 
-@pytest.mark.parametrize("count", [1_000, pytest.param(1_000_000, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("count", [400, pytest.param(1_000_000, marks=pytest.mark.soak)])
 def test_tiny_files(mount: MountFactory, count: int) -> None:
     """Of 1 to 100 bytes. The oldest go when their names fill the index; the newest are all there."""
     with bounded(mount, 2 * GIB, KNOWN_INODE * count) as m:
@@ -108,7 +108,7 @@ def test_tiny_files(mount: MountFactory, count: int) -> None:
         read(made - 1)
 
 
-@pytest.mark.parametrize("count", [1_000, pytest.param(100_000, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("count", [600, pytest.param(100_000, marks=pytest.mark.soak)])
 def test_a_crowded_directory(mount: MountFactory, count: int) -> None:
     bound = 64 * MIB if count < 10_000 else 8 * GIB
     with bounded(mount, bound, KNOWN_INODE * count) as m:
