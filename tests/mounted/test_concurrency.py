@@ -182,11 +182,10 @@ def fill(place: Place, chance: random.Random) -> Counter[str]:
 def work(client: Client, root: Path, seed: int, seconds: float) -> Counter[str]:
     place, chance, done = Place(root), random.Random(seed), Counter[str]()
     deadline = time.monotonic() + seconds
-    turns = 0
-    while turns < 2 or time.monotonic() < deadline:
+    while True:
         done += client(place, chance)
-        turns += 1
-    return done
+        if time.monotonic() > deadline:
+            return done
 
 
 CLIENTS: list[Client] = [
