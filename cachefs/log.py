@@ -1,5 +1,6 @@
 """Where the daemon's log goes: a file of bounded size, or standard error for a supervisor."""
 
+import errno
 import faulthandler
 import io
 import logging
@@ -71,11 +72,19 @@ def start(file: Path | None, debug: bool) -> None:
     _held.setTarget(handler)
     _held.flush()
     root.setLevel(logging.DEBUG if debug else logging.INFO)
-    logging.getLogger("pyfuse3").setLevel(logging.INFO)  # its debug log is a line a request
+    fuse = logging.getLogger("pyfuse3")
+    fuse.setLevel(logging.INFO)  # its debug log is a line a request
+    fuse.addFilter(_was_awaited)
     faulthandler.enable(file=stream(), all_threads=True)
     sys.excepthook = _uncaught
     sys.unraisablehook = _unraisable
     threading.excepthook = _uncaught_in_thread
+
+
+def _was_awaited(record: logging.LogRecord) -> bool:
+    """False for an answer that the kernel no longer waited for: it was unmounted during a last close."""
+    text = record.getMessage()
+    return not ("fuse_reply_* failed" in text and text.endswith(os.strerror(errno.ENOENT)))
 
 
 def stream() -> io.TextIOBase:

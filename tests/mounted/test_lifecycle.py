@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import random
 import re
 import shutil
 import signal
@@ -417,6 +418,20 @@ def test_a_signal_dumps_what_all_are_doing(mount: Mount) -> None:
     assert eventually(lambda: "trio tasks:" in m.log() and "Life._listen" in m.log())
     assert "Current thread" in m.log()
     assert os.listdir(m.path) == []
+
+
+def test_unmounting_during_a_long_close_is_no_error(mount: Mount) -> None:
+    """The kernel does not wait for a release; what it was is taken in all the same."""
+    m = mount()
+    data = random.Random(1).randbytes(24 << 20)
+    fd = os.open(m.path / "a", os.O_RDWR | os.O_CREAT)
+    for start in reversed(range(0, len(data), 1 << 20)):
+        os.pwrite(fd, data[start : start + (1 << 20)], start)
+    os.close(fd)
+    m.umount()
+    assert "ERROR" not in m.log()
+    m.mount()
+    assert (m.path / "a").read_bytes() == data
 
 
 def test_log_file_elsewhere(mount: Mount, tmp_path: Path) -> None:
