@@ -447,7 +447,8 @@ class Content:
                     self._restore_base()
                     return True
                 if self._folded > self._recipe.size // 2 and self._folded > 1 << 20:
-                    await self._recut()
+                    async with self._upkeep.recutting:
+                        await self._recut()
                     self._dirty = True
                 if self._dirty:
                     await self._persist()

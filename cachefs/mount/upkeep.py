@@ -31,6 +31,8 @@ class Upkeep:
         self._evicted = evicted
         self._committing = trio.Lock()
         self._making = trio.Lock()
+        self.recutting = trio.Lock()
+        """Held by who cuts a whole file again: many at once would take memory, and be no faster."""
         self._wake = trio.Event()
         self._complained = False
         self._behind: set[trio.Event] = set()
