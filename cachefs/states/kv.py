@@ -28,6 +28,8 @@ from .source import BAND_ROWS, Source, Step
 
 # What a section costs at least, in bytes cut in that time.
 _SECTION = 512
+# What another stream of a module costs at least, likewise: its cell table is tried in three forms.
+_STREAM = 16384
 
 
 @dataclass(slots=True)
@@ -83,6 +85,8 @@ def parse_kv(source: Source, old: bool) -> Step[bool]:
         table = yield from _table(source, before, cells, old)
         if table is None:
             return False
+        begin = source.offset
+        first = module is None
         if module is None:
             module = source.report.add_module("kv", start)
         module.cells += cells
@@ -95,6 +99,8 @@ def parse_kv(source: Source, old: bool) -> Step[bool]:
         before = 0
         if not (yield from _sections(source, module, table, cells, streams - stream - 1)):
             return False
+        if not first:
+            source.charge(_STREAM, source.offset - begin)
         if source.eof and not source.window.have:
             source.promise(max(source.promised, source.offset + 4 * (streams - stream - 1)))
             return True
