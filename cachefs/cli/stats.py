@@ -5,6 +5,7 @@ from typing import Any
 
 import click
 
+from cachefs.cli.table import printable
 from cachefs.cli.target import find, print_json, settle
 from cachefs.sizes import format_size
 
@@ -73,4 +74,5 @@ def describe(figures: dict[str, Any]) -> list[tuple[str, str]]:
         lines.append(("torn saves", f"{figures['torn_saves']:,}: cut off by a kill"))
     if figures["corrupt_blocks"]:
         lines.append(("corrupt", f"{figures['corrupt_blocks']:,} blocks damaged on disk"))
+    lines += [("damaged", printable(name)) for name in figures["damaged"]]
     return lines

@@ -88,7 +88,7 @@ class Upkeep:
                     await self.commit()
                     if self._store.index_full():
                         self.wake()
-                elif self._store.blocks.pool.by_id:
+                elif self._store.blocks.pool.by_id or self._store.blocks.noted:
                     await trio.to_thread.run_sync(self._store.writer.write_out)
                 self._complained = False
             except StoreFull as error:

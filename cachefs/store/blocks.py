@@ -11,7 +11,9 @@ snapshot is taken, and seen in that snapshot, stays.
 Called from any thread.
 """
 
+import logging
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -30,6 +32,8 @@ from cachefs.store.index import Index
 from cachefs.store.layout import footprint
 from cachefs.store.records import CHUNK, KEPT, PLANES, RAW, BlockRow, Refs, int_key, int_of
 from cachefs.store.volumes import Volume, Volumes
+
+log = logging.getLogger("cachefs.blocks")
 
 CANDIDATES = 4
 _LOOKS = 3
@@ -100,13 +104,18 @@ class Blocks:
         self.revived: dict[int, int] = {}
         """Held victims, with their footprints: counted as victims on disk, but not to be had."""
         self.revived_bytes = 0
-        self.damaged: set[int] = set()
+        self.noted: dict[int, int] = {}
+        """Damaged blocks that are not written down yet, with when they were found (ns since 1970)."""
         self._verified: dict[int, Place | None] = {}
         self.decoded = Decoded()
         self.pack_chunks = True
-        with index.env.begin(db=index.dbs["blocks"]) as txn:
-            cursor = txn.cursor()
-            self._next = int_of(cursor.key()) + 1 if cursor.last() else 1
+        with index.env.begin() as txn:
+            # Should a damaged row be the last of one table: no id may be given out twice.
+            tables = [txn.cursor(index.dbs[name]) for name in ("blocks", "refs")]
+            self._next = max((int_of(cursor.key()) for cursor in tables if cursor.last()), default=0) + 1
+            known = txn.cursor(index.dbs["damaged"]).iternext(values=False) if "damaged" in index.dbs else ()
+            self.damaged = {int_of(key) for key in known}
+            """Blocks in quarantine: shared with no new save, and gone with the last file that names them."""
 
     # -- holding
 
@@ -151,7 +160,7 @@ class Blocks:
         if found is None:
             value = self.index.committed("digests", digest)
             found = int_of(value) if value else None
-        return found
+        return None if found in self.damaged else found
 
     def by_row(self, key: int, *, tail: bool) -> list[int]:
         """Up to `CANDIDATES` blocks whose first (last) row or column has this key, the newest first.
@@ -166,7 +175,8 @@ class Blocks:
             if cursor.set_key(int_key(key)):
                 more = cursor.last_dup()
                 while more and len(found) < CANDIDATES:
-                    found.append(int_of(cursor.value()))
+                    if (block := int_of(cursor.value())) not in self.damaged:
+                        found.append(block)
                     more = cursor.prev_dup()
         return found
 
@@ -262,8 +272,18 @@ class Blocks:
             self._verified.pop(block, None)
 
     def note_damage(self, block: int) -> None:
+        """Put a block into quarantine; the writer's next transaction remembers it."""
         with self.lock:
-            self.damaged.add(block)
+            if block not in self.damaged:
+                log.error("block %d is damaged: no new save will share it", block)
+                self.damaged.add(block)
+                self.noted[block] = time.time_ns()
+                self._verified.pop(block, None)
+
+    def forget_damage(self, blocks: Iterable[int]) -> None:
+        """Of blocks that do not exist any more."""
+        with self.lock:
+            self.damaged.difference_update(blocks)
 
 
 class BlockReader:

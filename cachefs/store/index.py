@@ -7,11 +7,17 @@ calls fsync, the layer is *frozen* and written by a thread as one transaction,
 while new changes gather in the next layer. What is on disk is therefore always
 one consistent moment of the tree.
 
+Rows of the tree's tables are *sealed* on disk: a 64-bit hash of table, key and
+value follows the value, so that a flipped bit in a recipe or an inode is an error
+and never other bytes. Blocks need none, their digest says what they are.
+
 Layers are touched by the event loop's thread only; a frozen one is read by the
 committing thread and changed by nobody.
 """
 
 import contextlib
+import errno
+import itertools
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,16 +25,27 @@ from pathlib import Path
 from typing import Any
 
 import lmdb
+import xxhash
 from sortedcontainers import SortedDict
+
+from cachefs.store.records import INODE_BYTES
 
 TREE_TABLES = ("inodes", "dirents", "cookies", "xattrs", "recipes", "about", "orphans", "uses")
 ROW_TABLES = ("heads", "tails")
 """Row key → ids of all blocks that begin (end) with such a row."""
-INTEGER_TABLES = ("blocks", "refs", *ROW_TABLES)
+INTEGER_TABLES = ("blocks", "refs", "damaged", *ROW_TABLES)
+"""``damaged``: id of a block found to be damaged → when, ns since 1970, big-endian."""
 BLOCK_TABLES = (*INTEGER_TABLES, "digests", "victims")
 TABLES = ("meta", "volumes", *TREE_TABLES, *BLOCK_TABLES)
+SEALED = ("inodes", "dirents", "cookies", "xattrs", "recipes", "about")
+SEAL_BYTES = 8
 
 _SCAN = 512
+
+
+def seal(table: str, key: bytes, value: bytes) -> bytes:
+    """8 bytes that follow a row's value on disk."""
+    return xxhash.xxh3_64_digest(value, seed=xxhash.xxh3_64_intdigest(key, seed=SEALED.index(table)))
 
 
 class Layer:
@@ -86,6 +103,9 @@ class Index:
         self.open()
         self.active = Layer()
         self.frozen: Layer | None = None
+        self.sealed = self._is_sealed()
+        if not self.sealed and map_bytes is not None:
+            self._seal_all()
 
     def open(self) -> None:
         """Open the environment, which must not be open."""
@@ -116,6 +136,35 @@ class Index:
     def close(self) -> None:
         self.env.close()
 
+    # -- seals
+
+    def _is_sealed(self) -> bool:
+        with self.env.begin(db=self.dbs["inodes"]) as txn:
+            plain = [len(value) == INODE_BYTES for _, value in itertools.islice(txn.cursor(), 64)]
+        return 2 * sum(plain) <= len(plain)  # one row may be damaged
+
+    def _seal_all(self) -> None:
+        """Seal the rows that a version before seals has written, all at once; they stay plain if it fails."""
+        with contextlib.suppress(lmdb.MapFullError), self.env.begin(write=True) as txn:
+            for name in SEALED:
+                rows = list(txn.cursor(self.dbs[name]))
+                for key, value in rows:
+                    txn.put(key, value + seal(name, key, value), db=self.dbs[name])
+            self.sealed = True
+
+    def to_disk(self, table: str, key: bytes, value: bytes) -> bytes:
+        """A row's value as it is stored."""
+        return value + seal(table, key, value) if self.sealed and table in SEALED else value
+
+    def from_disk(self, table: str, key: bytes, value: bytes) -> bytes:
+        """A row's value from what is stored. Raises OSError(EIO) if it is damaged."""
+        if not self.sealed or table not in SEALED:
+            return value
+        plain = value[:-SEAL_BYTES]
+        if value[-SEAL_BYTES:] != seal(table, key, plain):
+            raise OSError(errno.EIO, f"a row of {table} in the index is damaged")
+        return plain
+
     @contextmanager
     def snapshot(self) -> Iterator[lmdb.Transaction]:
         """A read transaction over what is committed."""
@@ -128,7 +177,7 @@ class Index:
             return None
         with self.env.begin(db=self.dbs[table]) as txn:
             value: bytes | None = txn.get(key)
-            return value
+        return None if value is None else self.from_disk(table, key, value)
 
     def get(self, table: str, key: bytes) -> bytes | None:
         for layer in (self.active, self.frozen):
@@ -173,7 +222,7 @@ class Index:
                         break
                     if len(found) == _SCAN:
                         return found, key
-                    found[key] = value
+                    found[key] = self.from_disk(table, key, value)
         return found, stop
 
     def freeze(self) -> Layer | None:

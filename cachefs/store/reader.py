@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import lmdb
+import numpy as np
+import numpy.typing as npt
 
 from cachefs import __version__
 from cachefs.store import home
 from cachefs.store.errors import StoreRefused
 from cachefs.store.index import Index
 from cachefs.store.recipe import Recipe
-from cachefs.store.records import Inode, Refs, int_key
+from cachefs.store.records import Inode, Refs, int_key, int_of
 from cachefs.store.tree import Tree
 from cachefs.store.writer import COUNTERS
 
@@ -72,6 +74,7 @@ class Reader:
             "disk_bytes": home.disk_bytes(self.path),
         }
         figures |= {name: counters.get(name, 0) for name in COUNTERS}
+        figures["damaged"] = self.damaged()
         figures["dedup_ratio"] = _ratio(figures["logical_bytes"], figures["stored_bytes"])
         figures["compression_ratio"] = _ratio(figures["stored_bytes"], figures["compressed_bytes"])
         return figures
@@ -82,6 +85,24 @@ class Reader:
             inode = self._tree.get(ino)
             if stat.S_ISREG(inode.mode):
                 yield self._entry(os.fsdecode(path), ino, inode)
+
+    def damaged(self) -> list[str]:
+        """Files that name a block in quarantine, and so cannot be read in full."""
+        if "damaged" not in self._index.dbs:
+            return []
+        with self._index.snapshot() as txn:
+            keys = txn.cursor(self._index.dbs["damaged"]).iternext(values=False)
+            blocks = np.array([int_of(key) for key in keys], np.uint64)
+        if not len(blocks):
+            return []
+        files = ((path, ino) for path, ino in self._tree.walk() if self._names(ino, blocks))
+        return sorted(os.fsdecode(path) for path, _ in files)
+
+    def _names(self, ino: int, blocks: npt.NDArray[np.uint64]) -> bool:
+        try:
+            return bool(np.isin(self._tree.recipe(ino).blocks()[0], blocks).any())
+        except OSError:  # its recipe is damaged
+            return True
 
     def _entry(self, name: str, ino: int, inode: Inode) -> Entry:
         about = json.loads(self._tree.about(ino) or b"{}")

@@ -72,6 +72,11 @@ def records(words: list[Word3]) -> Records:
     return np.array(words, np.uint64).reshape(-1, 3)
 
 
+def columns(recs: Records) -> tuple[Records, Records, Records, Records]:
+    """Kinds, lengths, a and b of all records."""
+    return recs[:, 0] >> np.uint64(_KIND_SHIFT), recs[:, 0] & np.uint64(_LENGTH), recs[:, 1], recs[:, 2]
+
+
 class Extent(NamedTuple):
     """One record, decoded: ``length`` bytes of the file from ``start``. Parts as for `band`."""
 

@@ -7,9 +7,10 @@ big-endian; block ids are LMDB integer keys, native-endian.
 
 import struct
 import sys
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from cachefs.states.pieces import Buffer
+from cachefs.store.errors import Damaged
 
 _BE2 = struct.Struct(">QQ")
 _BE1 = struct.Struct(">Q")
@@ -18,6 +19,7 @@ _REFS = struct.Struct("<IQ")
 _INODE = struct.Struct("<IIIIQqqqqQQQQ")
 _DIRENT = struct.Struct("<QQI")
 _VOLUME = struct.Struct("<QQQ")
+INODE_BYTES = _INODE.size
 
 CHUNK, ROWS, TILE = 0, 1, 2
 """Kinds of block."""
@@ -33,6 +35,14 @@ def int_key(number: int) -> bytes:
 
 def int_of(key: Buffer) -> int:
     return int.from_bytes(key, sys.byteorder)
+
+
+def _unpack(record: struct.Struct, data: Buffer) -> tuple[Any, ...]:
+    """Raises Damaged if the record has another length."""
+    try:
+        return record.unpack(data)
+    except struct.error:
+        raise Damaged("a record of the index is damaged") from None
 
 
 def be(number: int) -> bytes:
@@ -76,7 +86,7 @@ class BlockRow(NamedTuple):
 
     @classmethod
     def unpack(cls, data: Buffer) -> "BlockRow":
-        return cls._make(_BLOCK.unpack(data))
+        return cls._make(_unpack(_BLOCK, data))
 
 
 class Refs(NamedTuple):
@@ -90,7 +100,7 @@ class Refs(NamedTuple):
 
     @classmethod
     def unpack(cls, data: Buffer) -> "Refs":
-        return cls._make(_REFS.unpack(data))
+        return cls._make(_unpack(_REFS, data))
 
 
 class Dirent(NamedTuple):
@@ -104,7 +114,7 @@ class Dirent(NamedTuple):
 
     @classmethod
     def unpack(cls, data: Buffer) -> "Dirent":
-        return cls._make(_DIRENT.unpack(data))
+        return cls._make(_unpack(_DIRENT, data))
 
 
 class VolumeRow(NamedTuple):
@@ -119,7 +129,7 @@ class VolumeRow(NamedTuple):
 
     @classmethod
     def unpack(cls, data: Buffer) -> "VolumeRow":
-        return cls._make(_VOLUME.unpack(data))
+        return cls._make(_unpack(_VOLUME, data))
 
 
 class Inode(NamedTuple):
@@ -148,4 +158,4 @@ class Inode(NamedTuple):
 
     @classmethod
     def unpack(cls, data: Buffer) -> "Inode":
-        return cls._make(_INODE.unpack(data))
+        return cls._make(_unpack(_INODE, data))

@@ -33,24 +33,28 @@ def part_key(block: int, part: int) -> bytes:
 class Volume:
     """One environment. ``used`` counts footprints in bytes, ``blocks`` payloads."""
 
-    def __init__(self, number: int, path: Path, row: VolumeRow) -> None:
+    def __init__(self, number: int, path: Path, row: VolumeRow, *, readonly: bool = False) -> None:
         self.number = number
         self.path = path
         self.map_bytes = row.map_bytes
         self.used = row.used
         self.blocks = row.blocks
         self.capacity = int(row.map_bytes * (1 - HEADROOM))
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._readonly = readonly
+        if not readonly:
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.open()
         self._file = os.open(path / "data.mdb", os.O_RDONLY | os.O_CLOEXEC)
 
     def open(self) -> None:
         """Open the environment, which must not be open."""
+        make = not self._readonly
         self.env = lmdb.open(
-            str(self.path), map_size=self.map_bytes, max_dbs=2, max_readers=512, mode=0o600, meminit=False
-        )
-        self.db = self.env.open_db(b"payloads", integerkey=True)
-        self.parts = self.env.open_db(b"parts")
+            str(self.path), map_size=self.map_bytes, max_dbs=2, max_readers=512, mode=0o600, meminit=False,
+            readonly=not make, create=make,
+        )  # fmt: skip
+        self.db = self.env.open_db(b"payloads", integerkey=True, create=make)
+        self.parts = self.env.open_db(b"parts", create=make)
         self._base = _map_base(self.path / "data.mdb")
 
     @property

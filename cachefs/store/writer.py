@@ -58,6 +58,7 @@ class Writer:
         """Why nothing can be written until `probe` succeeds: the disk's error; empty while all is well."""
         self._attempt = 0
         """LMDB's number of an index transaction that was begun and is not known to be committed."""
+        self._noting: dict[int, int] = {}
         self._unnamed: dict[int, BlockRow] = {}
         """Blocks whose payloads were written for an index transaction that failed."""
         with index.env.begin() as txn:
@@ -66,7 +67,6 @@ class Writer:
             self._turn = of_be(cursor.key()) + 1 if cursor.last() else 1
         if stored:
             self.counters.update(json.loads(stored))
-        self._damaged_before = self.counters["corrupt_blocks"]
         self.packer: Packer | None = None
         """Packs every block before it is written, instead of later (`recompress`)."""
 
@@ -118,6 +118,7 @@ class Writer:
         when the disk is broken.
         """
         self._write(None)
+        self._drop_damaged()
 
     def commit(self, layer: Layer) -> None:
         """Write the pool's blocks and a frozen layer, durably and as one moment.
@@ -131,6 +132,7 @@ class Writer:
                 while len(self.blocks.pool.by_id) > _BLOCKS_A_WRITE or self._too_much_to_pack():
                     self._write(None)
             self._write(layer)
+            self._drop_damaged()
 
     def _too_much_to_pack(self) -> bool:
         """Whether the pool's packed payloads, beside the raw ones, would take more memory than a batch."""
@@ -141,7 +143,7 @@ class Writer:
             fresh = self._take(layer)
             if self.packer is not None:
                 self.blocks.pack(fresh, self.packer)
-            if not fresh and layer is None and not self._unnamed:
+            if not fresh and layer is None and not self._unnamed and not self.blocks.noted:
                 return
             if self.failed:
                 self.probe()
@@ -158,6 +160,7 @@ class Writer:
             except (lmdb.Error, OSError) as error:
                 raise self._refused(error) from error
             self._unnamed.clear()
+            self._remember_noted()
             # Revived before they count as victims: nobody must see them as room for a moment.
             for block, stored in victims.items():
                 self.blocks.revive(block, stored)
@@ -336,13 +339,18 @@ class Writer:
                 if value is None:
                     txn.delete(key, db=db)
                 else:
-                    txn.put(key, value, db=db)
+                    txn.put(key, self.index.to_disk(name, key, value), db=db)
 
     def _meta(
         self, txn: lmdb.Transaction, counters: Counter[str], unnamed: Collection[BlockRow] = ()
     ) -> None:
         """``unnamed`` payloads are left out of the volumes' figures: after a crash `sweep` deletes them."""
-        counters["corrupt_blocks"] = self._damaged_before + len(self.blocks.damaged)
+        with self.blocks.lock:
+            self._noting = dict(self.blocks.noted)
+        for block, when in self._noting.items():
+            if txn.get(int_key(block), db=self.index.dbs["blocks"]) is not None:
+                txn.put(int_key(block), be(when), db=self.index.dbs["damaged"])
+        counters["corrupt_blocks"] = txn.stat(self.index.dbs["damaged"])["entries"]
         txn.put(b"counters", json.dumps(counters).encode(), db=self.index.dbs["meta"])
         for number, volume in self.volumes.by_number.items():
             mine = [row for row in unnamed if row.volume == number]
@@ -375,7 +383,35 @@ class Writer:
             self.counters = counters
         return total
 
+    def _remember_noted(self) -> None:
+        """The damage that the last transaction wrote down is no news any more."""
+        with self.blocks.lock:
+            for block in self._noting:
+                self.blocks.noted.pop(block, None)
+
     # -- deleting
+
+    def _drop_damaged(self) -> None:
+        """Delete what lies in quarantine and is named by no file any more."""
+        chosen: list[tuple[int, int, BlockRow]] = []
+        with self.lock:
+            with self.index.env.begin() as txn:
+                for block in list(self.blocks.damaged):
+                    refs = txn.get(int_key(block), db=self.index.dbs["refs"])
+                    row = txn.get(int_key(block), db=self.index.dbs["blocks"])
+                    if refs is None or row is None:
+                        continue
+                    number, turn = Refs.unpack(refs)
+                    with self.blocks.lock:
+                        if number or self.blocks.held[block]:
+                            continue
+                        self.blocks.dying.add(block)
+                    chosen.append((turn, block, BlockRow.unpack(row)))
+            try:
+                if chosen:
+                    self._delete(chosen)
+            except (lmdb.Error, OSError) as error:  # they stay victims
+                log.warning("damaged blocks could not be deleted: %s", error)
 
     def purge(self, wanted: int) -> int:
         """Delete victims, oldest first, until about ``wanted`` bytes are free again; the bytes freed.
@@ -418,6 +454,9 @@ class Writer:
                 block = int_of(key)
                 self._purge_from = of_be(turn) + 1
                 value = txn.get(key, db=dbs["blocks"])
+                refs = txn.get(key, db=dbs["refs"])
+                if refs is None or Refs.unpack(refs) != (0, of_be(turn)):
+                    continue  # a damaged row: what it leads to may be part of a file
                 with self.blocks.lock:
                     if self.blocks.held[block] or value is None:
                         continue
@@ -438,7 +477,8 @@ class Writer:
             for _, block, row in chosen:
                 by_volume.setdefault(row.volume, []).append((block, row))
             for number, items in by_volume.items():
-                self.volumes.by_number[number].delete(items)
+                if number in self.volumes.by_number:
+                    self.volumes.by_number[number].delete(items)
             counters = Counter(self.counters)
             with self._transaction() as txn:
                 for turn, block, row in chosen:
@@ -446,6 +486,7 @@ class Writer:
                     txn.delete(be(turn), db=dbs["victims"])
                     txn.delete(key, db=dbs["refs"])
                     txn.delete(key, db=dbs["blocks"])
+                    txn.delete(key, db=dbs["damaged"])
                     if txn.get(row.digest, db=dbs["digests"]) == key:
                         txn.delete(row.digest, db=dbs["digests"])
                     if row.head:
@@ -455,6 +496,8 @@ class Writer:
                     counters["victim_bytes"] -= footprint(row.stored)
                 self._meta(txn, counters, self._unnamed.values())
             self.counters = counters
+            self._remember_noted()
+            self.blocks.forget_damage(block for _, block, _ in chosen)
         except lmdb.Error:
             for volume, used, blocks in figures:
                 volume.used, volume.blocks = used, blocks  # the rows are still there, to be deleted again

@@ -42,7 +42,7 @@ class Layers(RuleBasedStateMachine):
         with self.index.env.begin(write=True, db=self.index.dbs[TABLE]) as txn:
             for number in range(count):
                 key = number.to_bytes(2, "big")
-                txn.put(key, b"old")
+                txn.put(key, self.index.to_disk(TABLE, key, b"old"))
                 self.model[key] = self.disk[key] = b"old"
 
     @rule(key=KEYS, value=st.binary(max_size=3))
@@ -86,7 +86,7 @@ class Layers(RuleBasedStateMachine):
                 if value is None:
                     txn.delete(key)
                 else:
-                    txn.put(key, value)
+                    txn.put(key, self.index.to_disk(TABLE, key, value))
         self.committed_refs += layer.refs[7]
         self.index.thaw(committed=True)
         self.disk = self.frozen_model
@@ -136,7 +136,8 @@ class Layers(RuleBasedStateMachine):
     @invariant()
     def the_disk_is_one_moment(self) -> None:
         with self.index.env.begin(db=self.index.dbs[TABLE]) as txn:
-            assert dict(txn.cursor()) == self.disk
+            found = {key: self.index.from_disk(TABLE, key, value) for key, value in txn.cursor()}
+        assert found == self.disk
 
 
 TestLayers = Layers.TestCase
