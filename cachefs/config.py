@@ -17,10 +17,16 @@ KNOWN = {
     "log_file": True,
     "max_size": True,
     "noexec": False,
+    "scrub": True,
     "writeback": True,
 }
 
 WRITEBACK = ("auto", "on", "off")
+
+SCRUB_AGE = "30d"
+"""As often as distributions scrub btrfs and ZFS: bits rot over months, and a pass reads everything."""
+
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 # What mount(8), fstab and systemd add for themselves, and what cachefs does anyway
 # (default_permissions, nodev, nosuid, noatime). mount.fuse3 run by root always
@@ -54,6 +60,7 @@ class MountConfig:
     compress_level: int = 1
     fsname: str = ""
     log_file: Path | None = None
+    scrub_seconds: int = 0
 
     def fuse_options(self) -> set[str]:
         """What libfuse is given. Never max_read: libfuse 3 refuses the mount with it."""
@@ -82,6 +89,16 @@ def parse_compress(text: str) -> tuple[str, int]:
     if not level.isascii() or not level.isdigit() or not 1 <= int(level) <= 19 or mode == "off":
         raise UsageError(f"'{text}': the level is a number from 1 to 19, for idle and always only")
     return mode, int(level)
+
+
+def parse_age(text: str) -> int:
+    """``7d``, ``12h`` or ``off`` in seconds; UsageError for anything else."""
+    if text == "off":
+        return 0
+    number, unit = text[:-1], text[-1:]
+    if not (number.isascii() and number.isdigit() and unit in _UNITS and 0 < int(number) < 10**6):
+        raise UsageError(f"'{text}' is not an age; write it like 7d, 12h or off")
+    return int(number) * _UNITS[unit]
 
 
 def _escape(value: str) -> str:

@@ -24,6 +24,7 @@ COMMANDS = {
     "pin": "Keep files from being evicted.",
     "unpin": "Let pinned files be evicted again.",
     "rm": "Remove files from a mount or a store.",
+    "check": "Check a store, and repair it.",
     "explain": "What is recognised in a file; for bug reports.",
     "systemd": "Print unit files for a store and mountpoint.",
 }

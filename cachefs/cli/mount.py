@@ -4,7 +4,14 @@ from pathlib import Path
 
 import click
 
-from cachefs.config import WRITEBACK, MountConfig, parse_compress, parse_mount_options
+from cachefs.config import (
+    SCRUB_AGE,
+    WRITEBACK,
+    MountConfig,
+    parse_age,
+    parse_compress,
+    parse_mount_options,
+)
 from cachefs.errors import UsageError, UserError
 from cachefs.mount import daemon
 from cachefs.mount import mountpoint as places
@@ -28,7 +35,7 @@ Examples:
 
 \b
 Options of -o, separated by commas:
-  max_size=SIZE   foreground   debug   allow_other   keep_torn   log_file=FILE
+  max_size=SIZE   foreground   debug   allow_other   keep_torn   log_file=FILE   scrub=AGE
   compress=MODE[:LEVEL]
   fsname=NAME     the name in the mount table (default: the store's path)
   noexec          programs in the mount cannot be run
@@ -79,6 +86,11 @@ tasks and threads are doing to the log.
 @click.option(
     "--log-file", metavar="FILE", help="Default: STORE/cachefs.log; in the foreground standard error."
 )
+@click.option(
+    "--scrub",
+    metavar="AGE",
+    help=f"How often to read every block again, while idle: 7d, 12h, off.  [default: {SCRUB_AGE}]",
+)
 @click.option("-o", "options", multiple=True, metavar="OPT[,OPT…]", help="The same as in fstab; see above.")
 @click.option("--debug", is_flag=True, help="Log in detail.")
 def command(
@@ -92,6 +104,7 @@ def command(
     compress: str | None,
     fsname: str | None,
     log_file: str | None,
+    scrub: str | None,
     options: tuple[str, ...],
     debug: bool,
 ) -> int:
@@ -116,6 +129,7 @@ def command(
         compress_level=level,
         fsname=fsname or given.get("fsname", ""),
         log_file=places.absolute(log) if log else None,
+        scrub_seconds=parse_age(scrub if scrub is not None else given.get("scrub", SCRUB_AGE)),
     )
     return start(config)
 

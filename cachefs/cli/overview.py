@@ -30,6 +30,7 @@ Recipes:
   for other users  cachefs mount -o allow_other STORE MOUNTPOINT
   for programs     cachefs stats --json;  cachefs ls --json
   for bug reports  cachefs explain FILE    (what is recognised in it; no content)
+  for certainty    cachefs check --deep    (0 sound, 1 damaged, 2 cannot run)
   for watching     cachefs ls | less;  STORE/cachefs.log is the daemon's log
 
 Each command has its own help with examples: cachefs mount --help.

@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from cachefs.cli.table import printable
+from cachefs.cli.table import age, printable
 from cachefs.cli.target import find, print_json, settle
 from cachefs.sizes import format_size
 
@@ -70,6 +70,11 @@ def describe(figures: dict[str, Any]) -> list[tuple[str, str]]:
         ("written", f"{size('written_bytes')} by clients, {size('new_block_bytes')} of it new"),
         ("read", f"{size('read_bytes')} by clients"),
     ]
+    if figures["scrubbed_bytes"]:
+        last = (
+            f"last pass ended {age(figures['last_scrub_ns'])}" if figures["last_scrub_ns"] else "first pass"
+        )
+        lines.append(("scrubbed", f"{size('scrubbed_bytes')}, {last}"))
     if figures["torn_saves"]:
         lines.append(("torn saves", f"{figures['torn_saves']:,}: cut off by a kill"))
     if figures["corrupt_blocks"]:

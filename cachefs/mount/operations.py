@@ -94,7 +94,7 @@ class CacheFS(pyfuse3.Operations):
         self._store = store
         self._tree: Tree = store.tree
         self._config = config
-        self._upkeep = Upkeep(store, self._evicted)
+        self._upkeep = Upkeep(store, self._evicted, config.scrub_seconds)
         self._nursery: trio.Nursery
         self._contents: dict[int, Content] = {}
         self._handles: dict[int, Handle] = {}

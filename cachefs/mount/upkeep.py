@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import trio
 
+from cachefs.mount.scrub import Scrub
 from cachefs.store import Store, StoreFailed, StoreFull
 from cachefs.store.evict import Member
 
@@ -24,10 +25,11 @@ Evicted = Callable[[Member], None]
 
 
 class Upkeep:
-    """Commits and evicts for one mounted store. ``evicted`` is told of every file that went."""
+    """Commits, evicts and scrubs for one mounted store. ``evicted`` is told of every file that went."""
 
-    def __init__(self, store: Store, evicted: Evicted) -> None:
+    def __init__(self, store: Store, evicted: Evicted, scrub_age: float = 0) -> None:
         self._store = store
+        self._scrub = Scrub(store, scrub_age)
         self._evicted = evicted
         self._committing = trio.Lock()
         self._making = trio.Lock()
@@ -42,6 +44,7 @@ class Upkeep:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._commit_now_and_then)
             nursery.start_soon(self._evict_ahead)
+            nursery.start_soon(self._scrub.run)
 
     # -- commits
 

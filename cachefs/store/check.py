@@ -76,12 +76,13 @@ class ReadVolumes(Volumes):
         return volume
 
 
-def check(path: Path, *, deep: bool = False, live: bool = False, progress: Progress = _quiet) -> Report:
-    """Look through the store at ``path``; ``live``: beside its daemon. Raises StoreRefused."""
+def check(path: Path, *, deep: bool = False, progress: Progress = _quiet) -> Report:
+    """Look through the store at ``path``, beside its daemon if it has one. Raises StoreRefused."""
     home.check_format(path)
     report = Report(deep)
     try:
         with ExitStack() as stack:
+            live = not stack.enter_context(home.unused(path))
             _check(stack, path, report, live, progress)
     except lmdb.Error as error:
         raise StoreRefused(f"{path}: cannot be read: {error}") from None

@@ -99,6 +99,8 @@ class IndexCheck:
         self.damaged: Ids = np.empty(0, np.uint64)
         self.volumes: dict[int, Any] = {}
         self.meta: dict[bytes, Any] = {}
+        self.odd: dict[str, set[bytes]] = {}
+        """Keys of rows that have not their table's size."""
 
     def run(self) -> None:
         self._meta()
@@ -144,6 +146,7 @@ class IndexCheck:
         for pair in self._pairs(name):
             if len(pair[0]) != key.itemsize or len(pair[1]) != row.itemsize:
                 bad += 1
+                self.odd.setdefault(name, set()).add(pair[0])
                 continue
             some.append(pair)
             if len(some) == _CHUNK:

@@ -5,6 +5,8 @@ import fcntl
 import json
 import os
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from cachefs.store.errors import StoreRefused
@@ -60,16 +62,27 @@ def prepare(path: Path) -> bool:
     try:
         path.mkdir(mode=0o700, exist_ok=True)
         path.chmod(0o700)
-        mark = path / (_MARK + ".tmp")
-        with mark.open("w") as file:
-            os.fchmod(file.fileno(), 0o600)
-            json.dump({"cachefs": FORMAT, "uuid": str(uuid.uuid4())}, file)
-            file.flush()
-            os.fsync(file.fileno())
-        mark.rename(path / _MARK)
+        _write_mark(path, str(uuid.uuid4()))
     except OSError as error:
         raise StoreRefused(f"{path}: cannot make a store there: {_reason(error)}") from None
     return True
+
+
+def _write_mark(path: Path, identity: str) -> None:
+    mark = path / (_MARK + ".tmp")
+    with mark.open("w") as file:
+        os.fchmod(file.fileno(), 0o600)
+        json.dump({"cachefs": FORMAT, "uuid": identity}, file)
+        file.flush()
+        os.fsync(file.fileno())
+    mark.rename(path / _MARK)
+
+
+def upgrade(path: Path) -> None:
+    """Mark a store of an older format as one of this, before it is written as that."""
+    mark = json.loads((path / _MARK).read_text())
+    if mark["cachefs"] < FORMAT:
+        _write_mark(path, mark.get("uuid") or str(uuid.uuid4()))
 
 
 def _reason(error: OSError) -> str:
@@ -108,6 +121,27 @@ class Lock:
     def release(self) -> None:
         os.ftruncate(self._fd, 0)
         os.close(self._fd)
+
+
+@contextmanager
+def unused(path: Path) -> Iterator[bool]:
+    """Whether nobody has the store open for writing; then nobody can, inside the with block."""
+    try:
+        fd = os.open(path / "lock", os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        yield True
+        return
+    except OSError as error:
+        raise StoreRefused(f"{path}: cannot be read: {_reason(error)}") from None
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+    finally:
+        os.close(fd)
 
 
 def read_holder(path: Path) -> dict[str, object]:

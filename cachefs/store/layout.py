@@ -3,7 +3,7 @@
 ::
 
     STORE/              0700
-      format            JSON: {"cachefs": 1, "uuid": …}; its presence makes a directory a store
+      format            JSON: {"cachefs": 2, "uuid": …}; its presence makes a directory a store
       lock              flock held by the daemon; JSON: {"pid": …, "mountpoint": …}
       index/            LMDB: what exists (tree, recipes, digests, reference counts)
       volumes/0001/ …   LMDB: payloads of blocks by id, nothing else
@@ -18,8 +18,9 @@ from dataclasses import dataclass
 
 from cachefs.sizes import GIB, MIB
 
-FORMAT = 1
-"""On-disk format version. A store with a greater one is refused."""
+FORMAT = 2
+"""On-disk format version. A store with a greater one is refused, with a smaller one brought up to it.
+2: the tree's rows carry seals."""
 
 PAGE = 4096
 SPARE = 4 * MIB

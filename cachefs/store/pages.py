@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from cachefs.store.errors import StoreRefused
 from cachefs.store.layout import PAGE
 
 _HEADER = 16
@@ -437,3 +438,13 @@ def faults(path: Path) -> list[str]:
         return pages.check()
     finally:
         pages.close()
+
+
+def require_sound(store: Path) -> None:
+    """Raises StoreRefused when LMDB must not be let at a store's files."""
+    for place in (store / "index", *sorted((store / "volumes").glob("[0-9]*"))):
+        if found := faults(place):
+            raise StoreRefused(
+                f"{store}: cannot be opened: {place.relative_to(store)}/data.mdb is damaged ({found[0]}); "
+                f"'cachefs check --deep --repair {store}' saves what can be saved"
+            )

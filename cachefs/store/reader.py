@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cachefs import __version__
-from cachefs.store import home
+from cachefs.store import home, pages
 from cachefs.store.errors import StoreRefused
 from cachefs.store.index import Index
 from cachefs.store.recipe import Recipe
@@ -48,6 +48,9 @@ class Reader:
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
         home.check_format(self.path)
+        with home.unused(self.path) as alone:
+            if alone:  # its daemon would have looked
+                pages.require_sound(self.path)
         try:
             self._index = Index(self.path / "index", None)
         except (lmdb.Error, OSError) as error:
@@ -61,7 +64,12 @@ class Reader:
 
     def _meta(self, key: bytes) -> Any:
         value = self._index.committed("meta", key)
-        return json.loads(value) if value else None
+        try:
+            return json.loads(value) if value else None
+        except ValueError:
+            raise StoreRefused(
+                f"{self.path}: the index is damaged; 'cachefs check --deep --repair' mends it, unmounted"
+            ) from None
 
     def stats(self) -> dict[str, Any]:
         """The figures of ``cachefs stats --json``; ``mountpoint`` is left to the caller."""
@@ -74,6 +82,8 @@ class Reader:
             "disk_bytes": home.disk_bytes(self.path),
         }
         figures |= {name: counters.get(name, 0) for name in COUNTERS}
+        ended = (self._meta(b"scrub") or {}).get("ended", 0)
+        figures["last_scrub_ns"] = int(ended * 1e9) or None
         figures["damaged"] = self.damaged()
         figures["dedup_ratio"] = _ratio(figures["logical_bytes"], figures["stored_bytes"])
         figures["compression_ratio"] = _ratio(figures["stored_bytes"], figures["compressed_bytes"])

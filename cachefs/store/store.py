@@ -18,10 +18,10 @@ import lmdb
 from cachefs.errors import UserError
 from cachefs.sizes import MIB, default_max_bytes, format_size
 from cachefs.states.pieces import Buffer
-from cachefs.store import assemble, home, reopen, shrink
+from cachefs.store import assemble, home, pages, reopen, shrink
 from cachefs.store.blocks import Blocks
 from cachefs.store.codec import Packer
-from cachefs.store.errors import StoreFull, StoreRefused
+from cachefs.store.errors import Damaged, StoreFull, StoreRefused
 from cachefs.store.evict import Evictor, Member
 from cachefs.store.index import Index
 from cachefs.store.layout import Budget
@@ -113,16 +113,26 @@ class Store:
         except OSError as error:
             lock.release()
             reason = "the disk is full" if error.errno == errno.ENOSPC else error.strerror
+            if error.errno == errno.EIO:
+                reason = f"{reason}; 'cachefs check --deep --repair {path}' saves what can be saved"
             raise StoreRefused(f"{path}: cannot be {'made' if made else 'opened'}: {reason}") from None
         except StoreFull as error:
             lock.release()
             raise StoreRefused(f"{path}: cannot be opened: no room in it: {error}") from None
+        except (Damaged, ValueError) as error:
+            lock.release()
+            raise StoreRefused(
+                f"{path}: the index is damaged ({error}); 'cachefs check --deep --repair {path}' "
+                "saves what can be saved"
+            ) from None
         except BaseException:
             lock.release()
             raise
 
     @classmethod
     def _open(cls, path: Path, lock: home.Lock, max_bytes: int | None) -> "Store":
+        pages.require_sound(path)
+        home.upgrade(path)
         remembered = _remembered(path)
         bound = max_bytes or remembered or default_max_bytes(path)
         disk = os.statvfs(path)

@@ -19,6 +19,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Collection, Iterator
+from typing import Any
 
 import lmdb
 
@@ -34,7 +35,7 @@ from cachefs.store.volumes import Volume, Volumes
 COUNTERS = (
     "entries", "logical_bytes", "row_bytes", "blocks", "stored_bytes", "compressed_bytes",
     "victim_bytes", "evicted_entries", "evicted_bytes", "corrupt_blocks", "torn_saves", "written_bytes",
-    "new_block_bytes", "read_bytes",
+    "new_block_bytes", "read_bytes", "scrubbed_bytes",
 )  # fmt: skip
 
 log = logging.getLogger("cachefs.writer")
@@ -382,6 +383,23 @@ class Writer:
                 raise
             self.counters = counters
         return total
+
+    def remember(self, key: bytes, document: object) -> None:
+        """Keep something as JSON in the index, durably. Raises StoreFull."""
+        with self.lock:
+            try:
+                with self.index.env.begin(write=True) as txn:
+                    txn.put(key, json.dumps(document).encode(), db=self.index.dbs["meta"])
+            except lmdb.Error as error:
+                raise StoreFull(str(error)) from error
+
+    def remembered(self, key: bytes) -> Any:
+        """What `remember` kept, None if nothing or if it cannot be read."""
+        value = self.index.committed("meta", key)
+        try:
+            return json.loads(value) if value else None
+        except ValueError:
+            return None
 
     def _remember_noted(self) -> None:
         """The damage that the last transaction wrote down is no news any more."""
