@@ -61,7 +61,7 @@ class Scrub:
         self._position = Position()
         self._bytes = 0
         self._remembered = 0.0
-        self._seen: tuple[int, int] = (0, 0)
+        self._seen = (-1, -1)
 
     async def run(self) -> None:
         """Until cancelled."""

@@ -343,7 +343,8 @@ class IndexCheck:
                 f"{len(np.setxor1d(ids, self.ids))} blocks have a row or a count of references, not both"
             )
         at, known = self.find(ids)
-        counted = np.where(known, self.named[at] if len(at) else 0, 0) if len(ids) else refs["number"]
+        counted = np.zeros(len(ids), np.int64)
+        counted[known] = self.named[at[known]]
         if wrong := int((refs["number"] != counted).sum()):
             self.say(f"{wrong} reference counts are wrong")
         turns, owners = self.table("victims", BE_KEY, KEY)

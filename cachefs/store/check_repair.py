@@ -37,6 +37,7 @@ from cachefs.store.volumes import Volume
 
 _NEW = "repaired"
 _ROWS_A_TXN = 10_000
+_LONGEST_KEY = 511
 
 
 def repair(path: Path, *, deep: bool, progress: Progress) -> tuple[Report, list[str]]:
@@ -113,7 +114,7 @@ def _salvage(path: Path, done: list[str], tables: dict[str, bool]) -> bool:
     with closing(Pages(path / "data.mdb")) as pages:
         if not pages.check(values=True):
             return False
-        if pages.meta is None:
+        if pages.meta is None and not pages.rescue():
             raise StoreRefused(f"{path}: its header is damaged, nothing can be saved; make a new store")
         (path / _NEW).mkdir(mode=0o700)
         size = (path / "data.mdb").stat().st_size
@@ -130,7 +131,7 @@ def _salvage(path: Path, done: list[str], tables: dict[str, bool]) -> bool:
             for batch in _batches(rows):
                 with env.begin(write=True) as txn:
                     for name, key, value in batch:
-                        if key and (not tables[name] or len(key) == 8):
+                        if len(key) == 8 or (not tables[name] and 0 < len(key) <= _LONGEST_KEY):
                             kept += txn.put(key, value, db=dbs[name], overwrite=False)
     done.append(f"{path.name}/data.mdb: damaged pages; {kept} rows in the others were saved")
     return True
@@ -347,7 +348,7 @@ class _Plan:
                 changed += txn.delete(key, db=db)
             at, known = found.find(owners)
             if len(keys):
-                known &= self._kept[at]
+                known[known] = self._kept[at[known]]
                 known[known] = found.blocks[column][at[known]] == keys[known]
             for key, owner in zip(keys[~known], owners[~known], strict=True):
                 raw = key.ljust(16, b"\0") if kind is DIGEST else int_key(int(key))

@@ -26,7 +26,9 @@ _HEADER = 16
 _MAGIC = 0xBEEFC0DE
 _BRANCH, _LEAF, _OVERFLOW, _META, _DIRTY, _LEAF2, _SUBP = 1, 2, 4, 8, 0x10, 0x20, 0x40
 _BIG, _SUB, _DUP = 1, 2, 4
-_DUPSORT, _INTEGER = 4, 8
+_DUPSORT, _INTEGER, _DUPFIXED, _INTEGERDUP = 4, 8, 16, 32
+_FLAGS = dict.fromkeys(("blocks", "refs", "damaged", "payloads"), _INTEGER)
+_FLAGS |= dict.fromkeys(("heads", "tails"), _DUPSORT | _INTEGER | _DUPFIXED | _INTEGERDUP)
 _NONE = (1 << 64) - 1
 _DEEPEST = 32
 _BATCH = 2048
@@ -35,9 +37,9 @@ _DB = np.dtype(
      ("overflow", "<u8"), ("entries", "<u8"), ("root", "<u8")]
 )  # fmt: skip
 _META_AT = np.dtype(
-    {"names": ["pgno", "flags", "magic", "version", "free", "main", "last", "txnid"],
-     "formats": ["<u8", "<u2", "<u4", "<u4", _DB, _DB, "<u8", "<u8"],
-     "offsets": [0, 10, 16, 20, 40, 88, 136, 144], "itemsize": PAGE}
+    {"names": ["pgno", "flags", "magic", "version", "map", "free", "main", "last", "txnid"],
+     "formats": ["<u8", "<u2", "<u4", "<u4", "<u8", _DB, _DB, "<u8", "<u8"],
+     "offsets": [0, 10, 16, 20, 32, 40, 88, 136, 144], "itemsize": PAGE}
 )  # fmt: skip
 
 Words = npt.NDArray[np.uint64]
@@ -82,6 +84,7 @@ class Pages:
         self._seen: npt.NDArray[np.bool_] = np.zeros(0, bool)
         self._tables: dict[str, np.void] = {}
         self._lists: list[tuple[Octets, Longs]] = []
+        self._metas: list[np.void] = []
         self.meta = self._choose(txnid)
 
     def close(self) -> None:
@@ -95,9 +98,14 @@ class Pages:
             self.faults.append("has no header pages")
             return None
         metas = np.frombuffer(os.pread(self._fd, 2 * PAGE, 0), _META_AT)
+        self._metas = list(metas)
         for number, meta in enumerate(metas):
             intact = meta["flags"] == _META and meta["magic"] == _MAGIC and meta["version"] == 1
-            if not intact or meta["free"]["pad"] != PAGE or meta["pgno"] != number:
+            intact &= meta["free"]["pad"] == PAGE and meta["free"]["flags"] == _INTEGER
+            intact &= meta["pgno"] == number and meta["main"]["flags"] == 0
+            # LMDB maps as much as this says; a writer may have asked for more since.
+            room = int(meta["map"]) // PAGE
+            if not intact or int(meta["map"]) % PAGE or not int(meta["last"]) < room < 1 << 34:
                 self.faults.append(f"header page {number} is damaged")
                 return None
         ids = metas["txnid"].tolist()
@@ -114,9 +122,27 @@ class Pages:
 
     def check(self, *, values: bool = False) -> list[str]:
         """Walk everything; `faults`. ``values``: also the headers of values in pages of their own."""
-        meta = self.meta
-        if meta is None or self.faults:
-            return self.faults
+        if self.meta is not None and not self.faults:
+            self._walk(self.meta, values=values)
+        return self.faults
+
+    def rescue(self) -> bool:
+        """For `salvage` when the header pages are damaged: start from the one that leads to most.
+
+        That may be the commit before the last.
+        """
+        best, most = None, 0
+        for meta in sorted(self._metas, key=lambda meta: int(meta["txnid"]), reverse=True):
+            self._tables, self._lists, self.meta = {}, [], meta
+            self._walk(meta, values=False)
+            if (rows := sum(1 for _ in self.salvage())) > most:
+                best, most = meta, rows
+        if best is not None:
+            self._tables, self._lists, self.meta = {}, [], best
+            self._walk(best, values=False)
+        return best is not None
+
+    def _walk(self, meta: np.void, *, values: bool) -> list[str]:
         last = int(meta["last"])
         if last >= self._pages or last < 1:
             self.faults.append(f"ends before page {last}")
@@ -127,6 +153,8 @@ class Pages:
             self._tree("free pages", meta["free"], values=values, free=True)
             self._tree("tables", meta["main"], values=values, main=True)
             for name, db in self._tables.items():
+                if int(db["flags"]) != _FLAGS.get(name, 0):
+                    self._fault(name, "is of a wrong kind")
                 self._tree(name, db, values=values)
             self.used = int(self._seen.sum())
             self._free_lists(last)
@@ -311,10 +339,11 @@ class Pages:
             strict=True,
         ):
             if flags & _SUB:
-                if size != _DB.itemsize:
+                db_inside = np.frombuffer(flat[at : at + size].tobytes().ljust(48)[:48], _DB)[0]
+                inner = main or int(db_inside["flags"]) == _DUPFIXED | _INTEGER
+                if size != _DB.itemsize or not inner:
                     self._fault(name, "a tree's record is damaged")
                     continue
-                db_inside = np.frombuffer(flat[at : at + size].tobytes(), _DB)[0]
                 if main:
                     self._tables[flat[key_at + 8 : at].tobytes().decode(errors="replace")] = db_inside
                 else:

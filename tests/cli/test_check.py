@@ -1,0 +1,122 @@
+"""``cachefs check`` as a user runs it: on a mount, on a store, with damage."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cachefs.store.pages import faults
+
+from ..running import Mounted, run_cachefs
+
+BOUND = ("--max-size", "100M")
+
+
+@pytest.fixture
+def filled(mount: Callable[..., Mounted]) -> Mounted:
+    m = mount(*BOUND)
+    for n in range(3):
+        (m.path / f"f{n}").write_bytes(random.Random(n).randbytes(1_000_000))
+    return m
+
+
+def flip(store: Path, name: str, at: int) -> None:
+    with (store / name).open("r+b") as file:
+        file.seek(at)
+        old = file.read(1)[0]
+        file.seek(at)
+        file.write(bytes([old ^ 8]))
+
+
+def spoil_content(store: Path, data: bytes) -> None:
+    """Flip a bit in stored bytes that begin like ``data``."""
+    found = (store / "volumes/0001/data.mdb").read_bytes().find(data[:64])
+    assert found > 0
+    flip(store, "volumes/0001/data.mdb", found + 10)
+
+
+def test_a_mount_and_its_store(filled: Mounted) -> None:
+    for deep in ([], ["--deep"]):
+        done = run_cachefs("check", *deep, filled.path)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.startswith("3 files, ")
+        assert done.stdout.endswith(": sound\n")
+    filled.umount()
+    done = run_cachefs("check", "--json", "--deep", filled.store)
+    assert done.returncode == 0
+    document = json.loads(done.stdout)
+    assert document["sound"]
+    assert document["entries"] == 3
+    assert document["bytes_read"] == 3_000_000
+
+
+def test_damage_is_named_and_repaired(filled: Mounted) -> None:
+    filled.umount()
+    spoil_content(filled.store, random.Random(1).randbytes(64))
+    done = run_cachefs("check", "--deep", filled.store)
+    assert done.returncode == 1
+    assert "'f1'" in done.stdout
+    assert "'f2'" not in done.stdout
+    assert "--repair" in done.stdout
+    done = run_cachefs("check", "--deep", "--repair", filled.store)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "removed 'f1'" in done.stdout
+    assert run_cachefs("check", "--deep", filled.store).returncode == 0
+    filled.mount()
+    assert sorted(each.name for each in filled.path.iterdir()) == ["f0", "f2"]
+
+
+def test_what_a_read_has_found_is_shown_by_stats_and_check(filled: Mounted) -> None:
+    filled.expect_errors()
+    filled.umount()
+    spoil_content(filled.store, random.Random(2).randbytes(64))
+    filled.mount()
+    with pytest.raises(OSError, match="Input/output"):
+        (filled.path / "f2").read_bytes()
+    (filled.path / "g").touch()
+    done = run_cachefs("stats", "--json", filled.path)
+    figures = json.loads(done.stdout)
+    assert (figures["corrupt_blocks"], figures["damaged"]) == (1, ["f2"])
+    assert "'f2'" in run_cachefs("check", filled.path).stdout
+    filled.kill()
+    filled.mount()
+    assert filled.stats()["damaged"] == ["f2"], "remembered over a kill"
+    (filled.path / "f2").unlink()
+    run_cachefs("stats", filled.path)
+    done = run_cachefs("check", filled.path)
+    assert (done.returncode, filled.stats()["corrupt_blocks"]) == (0, 0), done.stdout
+
+
+def test_damaged_pages_refuse_the_mount_and_can_be_repaired(filled: Mounted) -> None:
+    filled.umount()
+    size = (filled.store / "index/data.mdb").stat().st_size
+    for page in range(2, size // 4096):
+        flip(filled.store, "index/data.mdb", page * 4096 + 10)  # a page's kind
+        if faults(filled.store / "index"):
+            break
+        flip(filled.store, "index/data.mdb", page * 4096 + 10)
+    done = run_cachefs("mount", filled.store, filled.path)
+    assert done.returncode == 1
+    assert "check --deep --repair" in done.stderr
+    assert done.stderr.count("\n") == 1
+    for command in ("stats", "ls"):
+        done = run_cachefs(command, filled.store)
+        assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert run_cachefs("check", "--deep", "--repair", filled.store).returncode == 0
+    filled.mount()
+
+
+def test_what_cannot_run(filled: Mounted, tmp_path: Path) -> None:
+    for arguments, says in (
+        (["--repair", filled.path], "unmount it"),
+        ([tmp_path / "nothing" / "there"], "does not exist"),
+        ([filled.path / "f0"], "whole store"),
+    ):
+        done = run_cachefs("check", *arguments)
+        assert done.returncode == 2, arguments
+        assert says in done.stderr
+        assert done.stderr.count("\n") == 1
