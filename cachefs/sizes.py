@@ -35,6 +35,11 @@ def parse_max_size(text: str) -> int:
     return size
 
 
+def count(number: int, noun: str) -> str:
+    """``1 block``, ``2,000 blocks``."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def format_size(size: int) -> str:
     """``1.5 GiB``: at most four figures, so that a column of them is easy to compare."""
     if abs(size) < KIB:

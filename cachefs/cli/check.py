@@ -10,7 +10,7 @@ import click
 from cachefs.cli.table import printable
 from cachefs.cli.target import Target, find, print_json, settle
 from cachefs.errors import UsageError, UserError
-from cachefs.sizes import format_size
+from cachefs.sizes import count, format_size
 
 if TYPE_CHECKING:
     from cachefs.store.check import Progress, Report
@@ -104,13 +104,13 @@ def describe(report: "Report", done: list[str]) -> Iterator[str]:
     yield from done
     yield from map(str, report.findings)
     yield from (f"note: {note}" for note in report.notes)
-    seen = f"{report.files:,} files, {report.blocks:,} blocks"
+    seen = f"{count(report.files, 'file')}, {count(report.blocks, 'block')}"
     how = f", {format_size(report.bytes_read)} read and verified" if report.deep else ""
     if report.sound:
         yield f"{seen}{how}: {'sound now' if done else 'sound'}"
     else:
         hint = "" if done else "; 'cachefs check --deep --repair' on the unmounted store removes what is lost"
-        yield f"{seen}{how}: {len(report.findings)} things are wrong{hint}"
+        yield f"{seen}{how}: {count(len(report.findings), 'finding')}{hint}"
 
 
 @contextmanager

@@ -21,6 +21,7 @@ import lmdb
 import numpy as np
 import xxhash
 
+from cachefs.sizes import count
 from cachefs.store import home
 from cachefs.store.blocks import BlockReader, Blocks
 from cachefs.store.check_index import Finding, Ids, IndexCheck
@@ -123,7 +124,7 @@ def _pages(path: Path, name: str, report: Report, txnid: int | None = None) -> b
         raise StoreRefused(f"{path / name}: cannot be read: {error.strerror}") from None
     try:
         # Values' own headers count only when they are deleted, and are scattered over the file.
-        found = pages.check(values=report.deep and txnid is None)
+        found = pages.check(values=name == "index" or (report.deep and txnid is None))
     except OSError as error:
         found = [f"cannot be read: {error.strerror}"]
     finally:
@@ -132,7 +133,7 @@ def _pages(path: Path, name: str, report: Report, txnid: int | None = None) -> b
         report.unreadable.append(name)
         report.findings += [Finding(f"{name}/data.mdb: {fault}") for fault in found]
     if pages.leaked > 0:
-        report.notes.append(f"{name}/data.mdb: {pages.leaked} pages are neither used nor free")
+        report.notes.append(f"{name}/data.mdb: {count(pages.leaked, 'page')} neither used nor free")
     return not found
 
 
@@ -174,20 +175,20 @@ class Payloads:
         if self._settled:
             for number, volume in self._volumes.by_number.items():
                 if number not in found.blocks["volume"] and (stray := len(volume.ids())):
-                    self._say(f"{stray} payloads in volume {number} belong to no block")
+                    self._say(f"{count(stray, 'payload')} in volume {number} without a block")
         missing = {block for block in missing if self._matters(block)}
         if missing:
             report.damaged |= missing
-            self._say(f"{len(missing)} blocks have no payload")
+            self._say(f"{count(len(missing), 'block')} without a payload")
         if report.deep:
             self._read_all(missing, progress)
         report.lost |= found.lost
         for ino, number in found.files_of(report.damaged).items():
             if ino in found.tree.inodes and ino not in report.lost:
-                report.lost[ino] = f"{number} of its blocks are damaged"
+                report.lost[ino] = count(number, "damaged block")
                 found.say(f"cannot be returned, {report.lost[ino]}", [ino])
         if len(found.damaged) and not found.files_of(found.damaged.tolist()):
-            self._say(f"{len(found.damaged)} damaged blocks that no file names are still kept")
+            self._say(f"{count(len(found.damaged), 'damaged block')} still kept that no file names")
         report.findings += found.findings
         report.files = found.counts()["entries"]
         report.blocks = len(found.ids)
@@ -220,14 +221,14 @@ class Payloads:
         # A crash leaves what it was just writing; the next start deletes it.
         newest = int(ids.max()) if len(ids) else 0
         if self._settled and (len(stray) or odd):
-            self._say(f"{len(stray) + odd} payloads in volume {volume.number} belong to no block")
+            self._say(f"{count(len(stray) + odd, 'payload')} in volume {volume.number} without a block")
         elif not self._live and len(stray):
             old = int((stray < newest).sum())
             if old:
-                self._say(f"{old} payloads in volume {volume.number} belong to no block")
+                self._say(f"{count(old, 'payload')} in volume {volume.number} without a block")
             if len(stray) > old:
                 self._report.notes.append(
-                    f"{len(stray) - old} blocks were left unfinished by a crash; the next mount deletes them"
+                    f"{count(len(stray) - old, 'block')} left unfinished by a crash, gone with the next mount"
                 )
         used = volume.row
         counted = found.volume_counts().get(volume.number, (0, 0))
@@ -271,7 +272,7 @@ class Payloads:
         progress("reading", report.bytes_read, total)
         bad -= missing
         if new := bad - report.damaged:
-            self._say(f"{len(new)} blocks differ from their digests")
+            self._say(f"{count(len(new), 'block')} unlike the digest")
         report.damaged |= bad
 
     def _read(self, batch: list[int]) -> set[int]:

@@ -15,6 +15,7 @@ import lmdb
 import numpy as np
 import numpy.typing as npt
 
+from cachefs.sizes import count
 from cachefs.store import recipe
 from cachefs.store.errors import Damaged
 from cachefs.store.index import Index
@@ -153,7 +154,7 @@ class IndexCheck:
                 take()
         take()
         if bad:
-            self.say(f"{bad} rows of {name} are damaged")
+            self.say(f"{count(bad, 'damaged row')} of {name}")
         return np.concatenate(keys), np.concatenate(rows)
 
     def _rows(self, name: str, strange: list[bytes]) -> Iterator[tuple[bytes, bytes]]:
@@ -203,10 +204,10 @@ class IndexCheck:
         for name in ("xattrs", "about"):
             strange = Counter(of_be(key[:8]) for key, _ in self._rows(name, bad[name]))
             if unknown := strange.keys() - tree.inodes.keys():
-                self.say(f"{name} of {len(unknown)} inodes that do not exist")
+                self.say(f"{name} of {count(len(unknown), 'inode')} that do not exist")
         for name, keys in bad.items():
             if keys and name != "inodes":
-                self.say(f"{len(keys)} rows of {name} are damaged", {of_be(key[:8]) for key in keys})
+                self.say(f"{count(len(keys), 'damaged row')} of {name}", {of_be(key[:8]) for key in keys})
 
     def _check_tree(self) -> None:
         tree = self.tree
@@ -232,7 +233,7 @@ class IndexCheck:
             self.say("names in the order of listing differ from names", wrong & tree.inodes.keys())
         nameless = tree.inodes.keys() - linked
         if wrong := tree.orphans ^ nameless:
-            self.say(f"{len(wrong)} inodes without a name that are no orphans, or the reverse", wrong)
+            self.say(f"{count(len(wrong), 'inode')} without a name and no orphan, or the reverse", wrong)
         for ino, inode in tree.inodes.items():
             nlink = 2 + subdirs[ino] if stat.S_ISDIR(inode.mode) else 1
             if inode.nlink != (0 if ino in nameless else nlink):
@@ -292,7 +293,7 @@ class IndexCheck:
                 self.lost[ino] = f"it has {inode.size} bytes and a recipe of {covered.get(ino, 0)}"
         strange += len(bad.keys() - self.tree.inodes.keys() - self.lost.keys())
         if strange:
-            self.say(f"{strange} recipes of inodes that do not exist")
+            self.say(f"{count(strange, 'recipe')} of inodes that do not exist")
 
     def _judge(self, each: Recipe) -> str:
         """Count the blocks of a recipe; what keeps it from being followed."""
@@ -304,7 +305,7 @@ class IndexCheck:
         if (kinds > recipe.PART).any():
             return "its recipe is damaged"
         if not known.all():
-            return f"{len(np.unique(a[slices][~known]))} of its blocks do not exist"
+            return count(len(np.unique(a[slices][~known])), "missing block")
         bands = np.flatnonzero(kinds == recipe.BAND)
         parts = (b[bands] >> np.uint64(48)).astype(np.int64)
         rows = np.ones(len(kinds), np.uint64)
@@ -339,14 +340,12 @@ class IndexCheck:
     def _references(self) -> None:
         ids, refs = self.table("refs", KEY, REFS)
         if len(ids) != len(self.ids) or (ids != self.ids).any():
-            self.say(
-                f"{len(np.setxor1d(ids, self.ids))} blocks have a row or a count of references, not both"
-            )
+            self.say(f"{count(len(np.setxor1d(ids, self.ids)), 'block')} with a row or a count, not both")
         at, known = self.find(ids)
         counted = np.zeros(len(ids), np.int64)
         counted[known] = self.named[at[known]]
         if wrong := int((refs["number"] != counted).sum()):
-            self.say(f"{wrong} reference counts are wrong")
+            self.say(count(wrong, "wrong reference count"))
         turns, owners = self.table("victims", BE_KEY, KEY)
         free = refs["number"] == 0
         order = np.argsort(refs["turn"][free], kind="stable")
@@ -364,7 +363,7 @@ class IndexCheck:
         if len(keys):
             known[known] = self.blocks["digest"][at[known]] == keys[known]
         if not known.all():
-            self.say(f"{int((~known).sum())} digests lead to other blocks")
+            self.say(f"{count(int((~known).sum()), 'digest')} leading to other blocks")
         for name, column in (("heads", "head"), ("tails", "tail")):
             keys, owners = self.table(name, KEY, KEY)
             have = self.blocks["head"] != 0
@@ -373,7 +372,7 @@ class IndexCheck:
                 known[known] = self.blocks[column][at[known]] == keys[known]
             wrong = int((~known).sum()) + abs(int(have.sum()) - int(known.sum()))
             if wrong:
-                self.say(f"{wrong} {name} are missing or lead to other blocks")
+                self.say(f"{name} missing or leading to other blocks: {wrong:,}")
 
     def counts(self) -> dict[str, int]:
         """What the counters should say."""
@@ -409,7 +408,7 @@ class IndexCheck:
         for number in self.volumes.keys() | counted.keys():
             row = self.volumes.get(number)
             if row is None:
-                self.say(f"{counted[number][1]} blocks lie in volume {number}, which does not exist")
+                self.say(f"{count(counted[number][1], 'block')} in volume {number}, which does not exist")
             elif (int(row["used"]), int(row["blocks"])) != counted.get(number, (0, 0)):
                 self.say(f"volume {number} is said to hold {int(row['used'])} bytes of {int(row['blocks'])} "
                          f"blocks, counted are {counted.get(number, (0, 0))}")  # fmt: skip

@@ -23,7 +23,7 @@ from pathlib import Path
 import lmdb
 import numpy as np
 
-from cachefs.sizes import MIB
+from cachefs.sizes import MIB, count
 from cachefs.store import home
 from cachefs.store.check import Payloads, Progress, ReadVolumes, Report, check
 from cachefs.store.check_index import BE_KEY, DIGEST, KEY, REFS, IndexCheck, footprints
@@ -133,7 +133,7 @@ def _salvage(path: Path, done: list[str], tables: dict[str, bool]) -> bool:
                     for name, key, value in batch:
                         if len(key) == 8 or (not tables[name] and 0 < len(key) <= _LONGEST_KEY):
                             kept += txn.put(key, value, db=dbs[name], overwrite=False)
-    done.append(f"{path.name}/data.mdb: damaged pages; {kept} rows in the others were saved")
+    done.append(f"{path.name}/data.mdb: damaged pages; saved {count(kept, 'row')} from the others")
     return True
 
 
@@ -199,7 +199,7 @@ class _Plan:
         gone = np.isin(found.ids, np.array(sorted(report.damaged), np.uint64)) & (self._named == 0)
         self._kept = ~gone
         if gone.any():
-            done.append(f"dropped {int(gone.sum())} damaged blocks")
+            done.append(f"dropped {count(int(gone.sum()), 'damaged block')}")
 
     def _link(self) -> dict[int, _Link]:
         """A name for every inode: its own where that can be found. Orphans are dropped."""
@@ -249,7 +249,7 @@ class _Plan:
     def write(self, txn: lmdb.Transaction) -> None:
         changed = self._tree(txn) + self._blocks(txn) + self._lookups(txn) + self._figures(txn)
         if changed:
-            self._done.append(f"rebuilt {changed} rows of the index")
+            self._done.append(f"rebuilt {count(changed, 'row')} of the index")
 
     def _replace(self, txn: lmdb.Transaction, table: str, rows: dict[bytes, bytes]) -> int:
         """Make these the rows of a table; how many had to be changed."""
@@ -412,4 +412,4 @@ def _delete_strays(path: Path, done: list[str]) -> None:
                 volume.delete((block, None) for block in stray)
                 deleted += len(stray)
     if deleted:
-        done.append(f"deleted {deleted} payloads that belong to no block")
+        done.append(f"deleted {count(deleted, 'payload')} without a block")

@@ -6,6 +6,7 @@ store's size, and one can be emptied, dropped or rewritten alone.
 All writing happens under the store's write lock; reading may happen anywhere.
 """
 
+import logging
 import mmap
 import os
 import shutil
@@ -18,7 +19,10 @@ import numpy as np
 from cachefs.states.pieces import Buffer
 from cachefs.store.errors import StoreFull
 from cachefs.store.layout import HEADROOM, MIN_VOLUME, Budget, footprint
+from cachefs.store.overflow import may_free
 from cachefs.store.records import BlockRow, VolumeRow, be, int_key, int_of
+
+log = logging.getLogger("cachefs.volumes")
 
 _MAX_PARTS = 1 << 16
 _HINT_FROM = mmap.PAGESIZE
@@ -148,18 +152,19 @@ class Volume:
     def delete(self, blocks: Iterable[tuple[int, BlockRow | None]]) -> None:
         """Delete payloads by id in one transaction; those that are not there are passed over.
 
-        Without its row a payload does not count as used.
+        Without its row a payload does not count as used. One whose pages LMDB must not free
+        stays behind, as a payload without a block.
 
         LMDB hands pages out again from the second transaction after the one that
         freed them, hence the empty one at the end.
         """
         gone: list[BlockRow] = []
-        with self.env.begin(db=self.db, write=True) as txn:
+        with self.env.begin(db=self.db, write=True, buffers=True) as txn:
             for block, row in blocks:
-                txn.delete(int_key(block))
+                self._delete(txn, int_key(block), self.db)
                 count = row.parts if row is not None else _MAX_PARTS
                 for i in range(count):
-                    if not txn.delete(part_key(block, i), db=self.parts) and row is None:
+                    if not self._delete(txn, part_key(block, i), self.parts) and row is None:
                         break
                 if row is not None:
                     gone.append(row)
@@ -167,6 +172,16 @@ class Volume:
             txn.put(int_key(0), b"")
         self.used = max(0, self.used - sum(footprint(row.stored) for row in gone))
         self.blocks = max(0, self.blocks - len(gone))
+
+    def _delete(self, txn: lmdb.Transaction, key: bytes, db: lmdb._Database) -> bool:
+        """False if there is no such value."""
+        value = txn.get(key, db=db)
+        if value is None:
+            return False
+        if may_free(value, self._base):
+            return bool(txn.delete(key, db=db))
+        log.error("volume %d: a value's header is damaged; it is left in place", self.number)
+        return True
 
     def ids(self) -> list[int]:
         with self.env.begin(db=self.db) as txn:

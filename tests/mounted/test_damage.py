@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import errno
 import random
+import shutil
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from ..running import eventually
+from ..running import eventually, run_cachefs
 from ..states import build
+from ..store.flipping import Flip, make_template
 from .conftest import MountFactory
 from .kernel import fails
 
@@ -92,3 +95,40 @@ def test_rows_of_a_damaged_block_are_not_borrowed(mount: MountFactory) -> None:
     assert (m.path / "other").read_bytes() == other
     with fails(errno.EIO):
         (m.path / "one").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("first", "flips"), [(0, 2), (2, 2), pytest.param(100, 60, marks=[pytest.mark.soak])]
+)
+def test_flipped_bits_through_a_mount(mount: MountFactory, tmp_path: Path, first: int, flips: int) -> None:
+    """Each is refused at the mount, an error where it lies, or nothing; never other bytes, never the end."""
+    files = make_template(tmp_path / "template")
+    store = tmp_path / "store"
+    shutil.copytree(tmp_path / "template", store)
+    m = mount(*BOUND, store=store)
+    m.expect_errors()
+    seen: Counter[str] = Counter()
+    for seed in range(first, first + flips):
+        m.umount()
+        shutil.rmtree(store)
+        shutil.copytree(tmp_path / "template", store)
+        Flip.choose(tmp_path / "template", seed).apply(store)
+        done = run_cachefs("mount", *BOUND, store, m.path)
+        if done.returncode:
+            assert "check --deep --repair" in done.stderr
+            assert done.stderr.count("\n") == 1
+            seen["refused"] += 1
+            continue
+        whole = 0
+        for name, data in files.items():
+            try:
+                assert (m.path / name).read_bytes() == data
+                whole += 1
+            except OSError as error:
+                assert error.errno in (errno.EIO, errno.ENOENT)  # noqa: PT017
+        (m.path / "new").write_bytes(random.Random(seed).randbytes(300_000))
+        assert (m.path / "new").read_bytes() == random.Random(seed).randbytes(300_000)
+        seen["whole" if whole == len(files) else "EIO"] += 1
+        assert "Traceback" not in m.log()
+    if flips > 10:
+        print(dict(seen))

@@ -15,7 +15,7 @@ def assert_exact(store: Store, *, interrupted: bool = False) -> None:
     ``interrupted``: a purge was, so that victims may lie there without their payload.
     """
     report = check_open(store.index, store.volumes, settled=not interrupted)
-    known = "blocks are damaged"  # in quarantine, and accounted for as that
+    known = "damaged block"  # in quarantine, and accounted for as that
     assert [str(each) for each in report.findings if known not in each.text] == []
 
 
