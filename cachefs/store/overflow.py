@@ -17,7 +17,7 @@ _OVERFLOW = 4
 
 
 def may_free(value: Buffer, start: int) -> bool:
-    """``value`` as a read or write transaction with buffers gave it; ``start``: the address that the file is mapped at."""
+    """``value`` as a transaction with buffers gave it; ``start``: the address its file is mapped at."""
     if not start or not len(value):
         return True
     at = int(np.frombuffer(value, np.uint8).ctypes.data) - _HEADER.itemsize
