@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -120,3 +122,27 @@ def test_what_cannot_run(filled: Mounted, tmp_path: Path) -> None:
         assert done.returncode == 2, arguments
         assert says in done.stderr
         assert done.stderr.count("\n") == 1
+
+
+def test_beside_a_daemon_that_is_at_work(filled: Mounted) -> None:
+    """What is only half done there is no fault: payloads without rows, and victims that are going."""
+    stop = threading.Event()
+
+    def work() -> None:
+        for n in itertools.count():
+            if stop.is_set():
+                return
+            name = filled.path / f"w{n % 7}"
+            name.write_bytes(random.Random(n).randbytes(6_000_000))
+            if n % 3 == 0:
+                name.unlink()
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    try:
+        for deep in ([], ["--deep"], []):
+            done = run_cachefs("check", *deep, filled.path)
+            assert done.returncode == 0, done.stdout
+    finally:
+        stop.set()
+        worker.join()
