@@ -207,6 +207,7 @@ class Payloads:
             part_keys = b"".join(txn.cursor(volume.parts).iternext(values=False))
         there = there[there != 0]
         pieces = np.frombuffer(part_keys[: len(part_keys) // 12 * 12], _PART)
+        pieces = pieces[pieces["block"] != 0]  # the journal of `replace`
         owners, number = np.unique(pieces["block"].astype(np.uint64), return_counts=True)
         split = parts > 0
         whole = np.zeros(len(ids), np.int64)

@@ -32,6 +32,7 @@ from cachefs.store.index import ROW_TABLES, TABLES, Index, seal
 from cachefs.store.layout import PAGE
 from cachefs.store.pages import Pages
 from cachefs.store.records import Dirent, Inode, Refs, VolumeRow, be, be_pair, int_key, of_be
+from cachefs.store.replace import settle
 from cachefs.store.tree import NAME_MAX, ROOT
 from cachefs.store.volumes import Volume
 
@@ -391,25 +392,33 @@ class _Plan:
 
 def _delete_strays(path: Path, done: list[str]) -> None:
     """Delete payloads that belong to no block, and parts of none."""
+    with ExitStack() as stack:
+        index = stack.enter_context(closing(Index(path / "index", None)))
+        found = IndexCheck(index, stack.enter_context(index.snapshot()))
+        deleted = _delete_in_volumes(path, index, found)
+    if deleted:
+        done.append(f"deleted {count(deleted, 'payload')} without a block")
+
+
+def _delete_in_volumes(path: Path, index: Index, found: IndexCheck) -> int:
     deleted = 0
-    with closing(Index(path / "index", None)) as index, index.snapshot() as txn:
-        found = IndexCheck(index, txn)
-        ids, blocks = found.table("blocks", KEY, np.dtype(found.blocks.dtype))
-        volumes, rows = found.table("volumes", KEY, np.dtype([("map_bytes", "<u8"), ("rest", "V16")]))
+    ids, blocks = found.table("blocks", KEY, np.dtype(found.blocks.dtype))
+    volumes, rows = found.table("volumes", KEY, np.dtype([("map_bytes", "<u8"), ("rest", "V16")]))
     for number, row in zip(volumes.tolist(), rows, strict=True):
         place = path / "volumes" / f"{number:04d}"
         size = max(int(row["map_bytes"]), (place / "data.mdb").stat().st_size) + MIB
         with closing(Volume(number, place, VolumeRow(size // PAGE * PAGE, 0, 0))) as volume:
+            settle(volume, index)  # what was being compressed when a crash came
             mine = ids[blocks["volume"] == number]
             with volume.env.begin() as payloads:
                 keys = b"".join(payloads.cursor(volume.parts).iternext(values=False))
             owners = np.frombuffer(keys[: len(keys) // 12 * 12], [("block", ">u8"), ("number", ">u4")])[
                 "block"
             ]
+            owners = owners[owners != 0]
             there = np.union1d(np.array(volume.ids(), np.uint64), np.unique(owners).astype(np.uint64))
             stray = np.setdiff1d(there, mine).tolist()
             if stray:
                 volume.delete((block, None) for block in stray)
                 deleted += len(stray)
-    if deleted:
-        done.append(f"deleted {count(deleted, 'payload')} without a block")
+    return deleted

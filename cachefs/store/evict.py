@@ -85,8 +85,11 @@ class Evictor:
             when, ino = of_be(key[:8]), of_be(key[8:])
             if ino in seen or turns.get(ino, 0) > when:
                 continue
-            inode = self._tree.get(ino)
-            members = self.unit(inode.parent, self._tree.name_of(inode))
+            try:
+                inode = self._tree.get(ino)
+                members = self.unit(inode.parent, self._tree.name_of(inode))
+            except OSError:
+                continue  # its row is damaged
             turn = max((m.inode.last_use for m in members), default=0)
             if turn > when:
                 turns.update((m.ino, turn) for m in members)

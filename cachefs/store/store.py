@@ -159,7 +159,8 @@ class Store:
         if swept := self.writer.sweep():
             log.info("deleted %d blocks that a crash had left unfinished", swept)
         for ino in self.tree.orphans():
-            self.tree.release_orphan(ino)
+            with contextlib.suppress(OSError):  # its row is damaged
+                self.tree.release_orphan(ino)
         self.commit()
         if shrink.excess(self.writer) > 0:
             self._shrink()

@@ -8,6 +8,7 @@ An inode that was unlinked while the kernel still knows it stays as an *orphan*
 until `release_orphan`, or until the next start.
 """
 
+import contextlib
 import errno
 import os
 import stat
@@ -332,7 +333,11 @@ class Tree:
 
     def _replace_recipe(self, ino: int, recipe: Recipe) -> None:
         refs = self.index.active.refs
-        old = self.recipe(ino)
+        try:
+            old = self.recipe(ino)
+        except OSError:  # what it named stays counted, until a repair
+            old = Recipe()
+            self._drop_pages(ino)
         for source, sign in ((old, -1), (recipe, 1)):
             ids, counts = source.blocks()
             for block, count in zip(ids.tolist(), counts.tolist(), strict=True):
@@ -345,6 +350,15 @@ class Tree:
         had = -(-len(old) // RECORDS_A_PAGE)
         for number in range(len(pages), had):
             self.index.delete("recipes", be(ino) + number.to_bytes(4, "big"))
+
+    def _drop_pages(self, ino: int) -> None:
+        """Delete a recipe that cannot be read."""
+        for number in range(1 << 32):
+            key = be(ino) + number.to_bytes(4, "big")
+            with contextlib.suppress(OSError):
+                if self.index.get("recipes", key) is None:
+                    return
+            self.index.delete("recipes", key)
 
     def about(self, ino: int) -> bytes | None:
         return self.index.get("about", be(ino))

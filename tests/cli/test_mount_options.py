@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from cachefs.config import MountConfig, parse_compress, parse_mount_options, split_options
+from cachefs.config import MountConfig, parse_age, parse_compress, parse_mount_options, split_options
 from cachefs.errors import UsageError, UserError
 
 
@@ -89,3 +89,14 @@ def test_compress(text: str, expected: tuple[str, int]) -> None:
 def test_bad_compress(text: str) -> None:
     with pytest.raises(UsageError, match="idle"):
         parse_compress(text)
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("7d", 604800), ("12h", 43200), ("30m", 1800), ("off", 0)])
+def test_ages(text: str, seconds: int) -> None:
+    assert parse_age(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "7", "d", "-1d", "0d", "1.5h", "7 d", "never", "9999999d"])
+def test_what_is_no_age(text: str) -> None:
+    with pytest.raises(UsageError, match="7d, 12h or off"):
+        parse_age(text)

@@ -19,8 +19,9 @@ from cachefs.store.errors import StoreRefused
 from cachefs.store.index import SEALED, Index
 from cachefs.store.pages import faults
 from cachefs.store.records import BlockRow, Refs, be, int_key, int_of
+from cachefs.store.tree import ROOT
 
-from .filling import SMALL, add, content, in_memory, noise, remove
+from .filling import SMALL, add, content, fill, in_memory, noise, remove
 from .flipping import make_template, read_all
 
 
@@ -260,3 +261,35 @@ def test_pages_of_long_lists_are_followed(tmp_path: Path) -> None:
             txn.delete(int_key(5), int_key(block), db=index.dbs["heads"])
     index.close()
     assert faults(tmp_path) == []
+
+
+def spoil_rows(store: Store, table: str, ino: int) -> None:
+    index = store.index
+    with index.env.begin(write=True) as txn:
+        for key, value in list(txn.cursor(index.dbs[table])):
+            if bytes(key)[:8] == be(ino):
+                txn.put(bytes(key), bytes([value[0] ^ 1]) + bytes(value[1:]), db=index.dbs[table])
+
+
+def committed(store: Store, name: bytes) -> int:
+    ino = add(store, name, noise(100_000))
+    store.commit()
+    return ino
+
+
+def test_a_file_whose_recipe_is_damaged_can_be_removed_and_replaced(store: Store) -> None:
+    for name in (b"gone", b"anew"):
+        spoil_rows(store, "recipes", committed(store, name))
+        with pytest.raises(OSError, match="damaged"):
+            content(store, store.resolve(name.decode())[2])
+    remove(store, b"gone")
+    fill(store, store.resolve("anew")[2], [Chunk(noise(5000))])
+    store.commit()
+    assert content(store, store.resolve("anew")[2]) == noise(5000)
+    assert store.tree.lookup(ROOT, b"gone") is None
+
+
+def test_eviction_passes_over_a_damaged_inode(store: Store) -> None:
+    spoil_rows(store, "inodes", committed(store, b"a"))
+    committed(store, b"b")
+    assert [[member.name for member in unit] for unit in store.evict(1)] == [[b"b"]]
