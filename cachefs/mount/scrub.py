@@ -26,7 +26,7 @@ import xxhash
 
 from cachefs.sizes import format_size
 from cachefs.states.pieces import Buffer
-from cachefs.store import Damaged, Store, StoreFull
+from cachefs.store import Damaged, Store, StoreFailed, StoreFull
 from cachefs.store.records import BlockRow, int_key, int_of
 
 log = logging.getLogger("cachefs.scrub")
@@ -71,7 +71,7 @@ class Scrub:
         while True:
             try:
                 await self._go_on()
-            except StoreFull as error:
+            except (StoreFull, StoreFailed) as error:
                 log.warning("the scrub could not be remembered: %s", error)
                 await trio.sleep(_REMEMBER_EVERY)
             except Exception:  # it would end the mount

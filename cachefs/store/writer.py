@@ -385,13 +385,13 @@ class Writer:
         return total
 
     def remember(self, key: bytes, document: object) -> None:
-        """Keep something as JSON in the index, durably. Raises StoreFull."""
+        """Keep something as JSON in the index, durably. Raises StoreFull or StoreFailed."""
         with self.lock:
             try:
-                with self.index.env.begin(write=True) as txn:
+                with self._transaction() as txn:
                     txn.put(key, json.dumps(document).encode(), db=self.index.dbs["meta"])
-            except lmdb.Error as error:
-                raise StoreFull(str(error)) from error
+            except (lmdb.Error, OSError) as error:
+                raise self._refused(error) from error
 
     def remembered(self, key: bytes) -> Any:
         """What `remember` kept, None if nothing or if it cannot be read."""
