@@ -114,6 +114,11 @@ class Lock:
         try:
             os.ftruncate(self._fd, 0)
             os.pwrite(self._fd, json.dumps({"pid": os.getpid(), "mountpoint": mountpoint}).encode(), 0)
+            # After a power cut it must tell that the store was in use.
+            os.fsync(self._fd)
+            directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            os.fsync(directory)
+            os.close(directory)
         except OSError as error:
             os.close(self._fd)
             raise StoreRefused(f"{path}: cannot be locked: {_reason(error)}") from None

@@ -30,6 +30,8 @@ _DUPSORT, _INTEGER, _DUPFIXED, _INTEGERDUP = 4, 8, 16, 32
 _FLAGS = dict.fromkeys(("blocks", "refs", "damaged", "payloads"), _INTEGER)
 _FLAGS |= dict.fromkeys(("heads", "tails"), _DUPSORT | _INTEGER | _DUPFIXED | _INTEGERDUP)
 _NONE = (1 << 64) - 1
+_UNWRITTEN = 1 << 15
+"""Pages that the newest commit may have at the file's end without having written them."""
 _DEEPEST = 32
 _BATCH = 2048
 _DB = np.dtype(
@@ -145,7 +147,8 @@ class Pages:
 
     def _walk(self, meta: np.void, *, values: bool) -> list[str]:
         last = int(meta["last"])
-        if last >= self._pages or last < 1:
+        # A page that was handed out and given back in one transaction is never written.
+        if last >= self._pages + _UNWRITTEN or last < 1:
             self.faults.append(f"ends before page {last}")
             return self.faults
         self._seen = np.zeros(last + 1, bool)
@@ -177,7 +180,7 @@ class Pages:
 
     def _take(self, where: str, numbers: Longs) -> npt.NDArray[np.bool_]:
         """Mark pages as used; which of them may be followed: in the file, and not met before."""
-        good = (numbers >= 2) & (numbers < len(self._seen))
+        good = (numbers >= 2) & (numbers < min(len(self._seen), self._pages))
         good[good] = ~self._seen[numbers[good]]
         _, first = np.unique(numbers, return_index=True)
         once = np.zeros(len(numbers), bool)

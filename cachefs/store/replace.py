@@ -122,16 +122,17 @@ def settle(volume: Volume, index: Index) -> int:
     blocks = [block for (block,) in _ID.iter_unpack(journal)]
     with index.env.begin(db=index.dbs["blocks"]) as txn:
         values = {block: txn.get(int_key(block)) for block in blocks}
-    with volume.env.begin(db=volume.parts, write=True) as txn:
+    with volume.env.begin(db=volume.parts, write=True, buffers=True) as txn:
         for block, value in values.items():
             row = BlockRow.unpack(value) if value else None
             if row is None or row.volume != volume.number:
-                txn.delete(int_key(block), db=volume.db)
+                volume.drop_value(txn, int_key(block), volume.db)
                 row = None
             elif row.parts:
-                txn.put(int_key(block), b"", db=volume.db)
+                volume.drop_value(txn, int_key(block), volume.db)
+                txn.put(int_key(block), b"", db=volume.db, overwrite=False)
             part = row.parts if row is not None else 0
-            while txn.delete(part_key(block, part)):
+            while volume.drop_value(txn, part_key(block, part), volume.parts):
                 part += 1
         txn.delete(_JOURNAL)
     # LMDB hands pages out again from the second transaction after the one that freed them.

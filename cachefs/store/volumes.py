@@ -161,10 +161,10 @@ class Volume:
         gone: list[BlockRow] = []
         with self.env.begin(db=self.db, write=True, buffers=True) as txn:
             for block, row in blocks:
-                self._delete(txn, int_key(block), self.db)
+                self.drop_value(txn, int_key(block), self.db)
                 count = row.parts if row is not None else _MAX_PARTS
                 for i in range(count):
-                    if not self._delete(txn, part_key(block, i), self.parts) and row is None:
+                    if not self.drop_value(txn, part_key(block, i), self.parts) and row is None:
                         break
                 if row is not None:
                     gone.append(row)
@@ -173,8 +173,8 @@ class Volume:
         self.used = max(0, self.used - sum(footprint(row.stored) for row in gone))
         self.blocks = max(0, self.blocks - len(gone))
 
-    def _delete(self, txn: lmdb.Transaction, key: bytes, db: lmdb._Database) -> bool:
-        """False if there is no such value."""
+    def drop_value(self, txn: lmdb.Transaction, key: bytes, db: lmdb._Database) -> bool:
+        """Delete a value in ``txn``, a write transaction with buffers; False if there is none."""
         value = txn.get(key, db=db)
         if value is None:
             return False
