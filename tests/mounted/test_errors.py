@@ -215,6 +215,7 @@ def test_a_save_that_fails_leaves_the_version_before(m: Sabotaged, what: str) ->
     old, new = (build.ggsq(positions, build.kv(positions, width=1024, salt=salt)) for salt in (1, 2))
     path = m.path / "state"
     path.write_bytes(old)
+    sync_directory(m.path)
     m.fail(what)
     path.write_bytes(new)
     assert eventually(m.failed)
