@@ -22,7 +22,7 @@ from cachefs.mount.stream import Stream
 from cachefs.mount.upkeep import Upkeep
 from cachefs.mount.versions import Version
 from cachefs.states.pieces import Buffer
-from cachefs.store import Damaged, Store, StoreFailed, StoreFull, recipe
+from cachefs.store import Damaged, Now, Store, StoreFailed, StoreFull, recipe
 from cachefs.store.recipe import MAX_SIZE, Recipe
 from cachefs.store.tree import clock
 
@@ -305,15 +305,22 @@ class Content:
 
     # -- reading
 
-    def read_now(self, offset: int, into: memoryview) -> int:
-        """Fill ``into`` from ``offset`` on if that needs no waiting; bytes read, -1 if it does."""
+    def read_now(self, offset: int, into: memoryview) -> tuple[Now, int]:
+        """Fill ``into`` from ``offset`` on if that needs no waiting: how that went, and bytes read."""
         if self._stream is not None or self._overlay:
-            return -1
+            return Now.OTHERWISE, 0
         into = into[: max(0, self._recipe.size - offset)]
-        if not self._store.read_cached(self._recipe, offset, into):
-            return -1
-        self._store.index.active.counters["read_bytes"] += len(into)
-        return len(into)
+        now = self._store.read_cached(self._recipe, offset, into)
+        if now is Now.DONE:
+            self._store.index.active.counters["read_bytes"] += len(into)
+        return now, len(into)
+
+    async def will_need(self, start: int, stop: int) -> None:
+        """Have the disk read bytes start … stop, which somebody is about to ask for."""
+        try:
+            await trio.to_thread.run_sync(self._store.will_need, self._recipe, start, stop)
+        except Exception:  # in a task of its own it would end the mount; the read itself will tell
+            log.debug("the disk could not be told", exc_info=True)
 
     async def read(self, offset: int, size: int) -> Buffer:
         """Bytes offset … offset + size, fewer at the end; OSError(EIO) if a block is damaged."""

@@ -1,7 +1,7 @@
 """The FUSE handlers: each checks its arguments, calls the tree or an open file, and answers.
 
 pyfuse3 ends the whole mount when a handler raises anything but FUSEError, so
-every handler runs inside `_guarded`, which turns OSError into its errno and
+every handler runs inside `guarded`, which turns OSError into its errno and
 everything else into a logged EIO.
 
 All handlers run in the event loop. Between two awaits nothing else changes the
@@ -9,15 +9,14 @@ tree, so handlers that do not await are atomic.
 """
 
 import errno
-import functools
 import logging
 import os
 import stat
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import pyfuse3
 import trio
@@ -26,8 +25,9 @@ from pyfuse3 import FUSEError
 from cachefs.config import MountConfig
 from cachefs.mount.attributes import entry
 from cachefs.mount.content import Content
+from cachefs.mount.guard import guarded
+from cachefs.mount.handle import REQUEST, Handle
 from cachefs.mount.processes import process_of, was_killed
-from cachefs.mount.readahead import ReadAhead
 from cachefs.mount.recompress import Idle
 from cachefs.mount.upkeep import Upkeep
 from cachefs.store import Store, StoreFailed, StoreFull
@@ -37,51 +37,10 @@ from cachefs.store.tree import NAME_MAX, PIN, Tree, clock, private
 
 log = logging.getLogger("cachefs.operations")
 
-REQUEST = 1 << 20
-"""Bytes of the kernel's largest request."""
-P = ParamSpec("P")
-T = TypeVar("T")
 ENTRY_BYTES = 512
 """Room in the index for a name and its inode, or for the name of an attribute."""
 DIRECT_FROM = 1 << 20
 """States of at least this many bytes are read past the page cache, at twice its speed."""
-
-
-def _guarded(handler: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
-    @functools.wraps(handler)
-    async def guard(*args: P.args, **kwargs: P.kwargs) -> T:
-        try:
-            return await handler(*args, **kwargs)
-        except FUSEError:
-            raise
-        except StoreFull:
-            raise FUSEError(errno.ENOSPC) from None
-        except OSError as error:
-            raise FUSEError(error.errno or errno.EIO) from None
-        except MemoryError:
-            log.exception("%s: out of memory", handler.__name__)
-            raise FUSEError(errno.ENOMEM) from None
-        except Exception:
-            # On a broken disk everything may fail, and the log has told so.
-            quiet = isinstance(args[0], CacheFS) and args[0].is_failed
-            log.log(logging.DEBUG if quiet else logging.ERROR, "%s failed", handler.__name__, exc_info=True)
-            raise FUSEError(errno.EIO) from None
-
-    return guard
-
-
-class Handle:
-    """An open file: its content, whether it writes, and its read-ahead."""
-
-    __slots__ = ("content", "ino", "opener", "reader", "writes")
-
-    def __init__(self, ino: int, content: Content, writes: bool, reader: ReadAhead, opener: int) -> None:
-        self.ino = ino
-        self.content = content
-        self.writes = writes
-        self.reader = reader
-        self.opener = opener
-        """Process id of who opened it to write, 0 if unknown."""
 
 
 class CacheFS(pyfuse3.Operations):
@@ -173,7 +132,7 @@ class CacheFS(pyfuse3.Operations):
         else:
             self._tree.release_orphan(ino)
 
-    @_guarded
+    @guarded
     async def lookup(
         self, parent_inode: int, name: bytes, ctx: pyfuse3.RequestContext
     ) -> pyfuse3.EntryAttributes:
@@ -196,12 +155,12 @@ class CacheFS(pyfuse3.Operations):
                 except Exception:
                     log.exception("forget failed")
 
-    @_guarded
+    @guarded
     async def getattr(self, inode: int, ctx: pyfuse3.RequestContext) -> pyfuse3.EntryAttributes:
         await self._closed(inode)
         return self._attributes(inode)
 
-    @_guarded
+    @guarded
     async def setattr(self, inode: int, attr: pyfuse3.EntryAttributes, fields: pyfuse3.SetattrFields,
                       fh: int | None, ctx: pyfuse3.RequestContext) -> pyfuse3.EntryAttributes:  # fmt: skip
         old = self._tree.get(inode)
@@ -243,7 +202,7 @@ class CacheFS(pyfuse3.Operations):
 
     # -- names
 
-    @_guarded
+    @guarded
     async def mknod(self, parent_inode: int, name: bytes, mode: int, rdev: int,
                     ctx: pyfuse3.RequestContext) -> pyfuse3.EntryAttributes:  # fmt: skip
         if stat.S_IFMT(mode) not in (0, stat.S_IFREG):
@@ -256,20 +215,20 @@ class CacheFS(pyfuse3.Operations):
         await self._upkeep.make_index_room(ENTRY_BYTES)
         return self._tree.create(parent, name, mode, ctx.uid, ctx.gid)
 
-    @_guarded
+    @guarded
     async def mkdir(self, parent_inode: int, name: bytes, mode: int,
                     ctx: pyfuse3.RequestContext) -> pyfuse3.EntryAttributes:  # fmt: skip
         return self._entered(*await self._create(parent_inode, name, stat.S_IFDIR | stat.S_IMODE(mode), ctx))
 
-    @_guarded
+    @guarded
     async def unlink(self, parent_inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> None:
         self._forget_orphan(self._tree.unlink(parent_inode, name))
 
-    @_guarded
+    @guarded
     async def rmdir(self, parent_inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> None:
         self._forget_orphan(self._tree.rmdir(parent_inode, name))
 
-    @_guarded
+    @guarded
     async def rename(self, parent_inode_old: int, name_old: bytes, parent_inode_new: int, name_new: bytes,
                      flags: int, ctx: pyfuse3.RequestContext) -> None:  # fmt: skip
         if flags & ~(pyfuse3.RENAME_EXCHANGE | pyfuse3.RENAME_NOREPLACE):
@@ -292,19 +251,19 @@ class CacheFS(pyfuse3.Operations):
         if replaced is not None:
             self._forget_orphan(replaced)
 
-    @_guarded
+    @guarded
     async def symlink(self, parent_inode: int, name: bytes, target: bytes,
                       ctx: pyfuse3.RequestContext) -> pyfuse3.EntryAttributes:  # fmt: skip
         raise FUSEError(errno.EPERM)
 
-    @_guarded
+    @guarded
     async def link(self, inode: int, new_parent_inode: int, new_name: bytes,
                    ctx: pyfuse3.RequestContext) -> pyfuse3.EntryAttributes:  # fmt: skip
         raise FUSEError(errno.EPERM)
 
     # -- directories
 
-    @_guarded
+    @guarded
     async def opendir(self, inode: int, ctx: pyfuse3.RequestContext) -> int:
         if not stat.S_ISDIR(self._tree.get(inode).mode):
             raise FUSEError(errno.ENOTDIR)
@@ -312,7 +271,7 @@ class CacheFS(pyfuse3.Operations):
         self._dirs[fh] = inode
         return fh
 
-    @_guarded
+    @guarded
     async def readdir(self, fh: int, start_id: int, token: pyfuse3.ReaddirToken) -> None:
         ino = self._dirs[fh]
         for number, name in ((1, b"."), (2, b"..")):
@@ -325,11 +284,11 @@ class CacheFS(pyfuse3.Operations):
                 return
             self._lookups[child.ino] += 1
 
-    @_guarded
+    @guarded
     async def releasedir(self, fh: int) -> None:
         del self._dirs[fh]
 
-    @_guarded
+    @guarded
     async def fsyncdir(self, fh: int, datasync: bool) -> None:
         await self._upkeep.sync()
 
@@ -361,9 +320,7 @@ class CacheFS(pyfuse3.Operations):
         content = self._content(ino)
         content.writers += writes
         fh = self._fh()
-        self._handles[fh] = Handle(
-            ino, content, writes, ReadAhead(self._nursery, content.read), process_of(ctx.pid) if writes else 0
-        )
+        self._handles[fh] = Handle(self._nursery, ino, content, writes, process_of(ctx.pid) if writes else 0)
         if flags & os.O_ACCMODE == os.O_RDONLY:
             direct = content.size >= DIRECT_FROM and content.is_streamed
             # Past the cache a reader would not see what a writer has in it.
@@ -372,7 +329,7 @@ class CacheFS(pyfuse3.Operations):
             direct = flags & os.O_ACCMODE == os.O_WRONLY and not self.enable_writeback_cache
         return pyfuse3.FileInfo(fh=fh, direct_io=direct, keep_cache=True)
 
-    @_guarded
+    @guarded
     async def open(self, inode: int, flags: int, ctx: pyfuse3.RequestContext) -> pyfuse3.FileInfo:
         await self._closed(inode)
         self._check_linked(inode)
@@ -389,26 +346,19 @@ class CacheFS(pyfuse3.Operations):
         self._tree.touch(inode)
         return info
 
-    @_guarded
+    @guarded
     async def create(
         self, parent_inode: int, name: bytes, mode: int, flags: int, ctx: pyfuse3.RequestContext
     ) -> tuple[pyfuse3.FileInfo, pyfuse3.EntryAttributes]:
         ino, inode = await self._create(parent_inode, name, stat.S_IFREG | stat.S_IMODE(mode), ctx)
         return self._open(ino, flags, ctx), self._entered(ino, inode)
 
-    @_guarded
+    @guarded
     async def read(self, fh: int, off: int, size: int) -> Any:
         self._used()
-        handle = self._handles[fh]
-        if handle.content.is_dirty:
-            handle.reader.reset()
-            return await handle.content.read(off, size)
-        n = handle.content.read_now(off, self._answer[:size])
-        if n >= 0:
-            return self._answer[:n]  # sent before the event loop takes up anything else
-        return await handle.reader.read(off, size, handle.content.size, handle.content.version)
+        return await self._handles[fh].read(off, size, self._answer)
 
-    @_guarded
+    @guarded
     async def write(self, fh: int, off: int, buf: bytes) -> int:
         self._used()
         content = self._handles[fh].content
@@ -418,7 +368,7 @@ class CacheFS(pyfuse3.Operations):
         self._store.index.active.counters["written_bytes"] += size
         return size
 
-    @_guarded
+    @guarded
     async def flush(self, fh: int) -> None:
         handle = self._handles[fh]
         if handle.writes:
@@ -426,7 +376,7 @@ class CacheFS(pyfuse3.Operations):
             if self.is_failed:
                 raise FUSEError(errno.EIO)  # taken in, but it may never reach the disk
 
-    @_guarded
+    @guarded
     async def release(self, fh: int) -> None:
         handle = self._handles.pop(fh)
         await self._close(handle.ino, handle.content, wrote=handle.writes)
@@ -473,13 +423,13 @@ class CacheFS(pyfuse3.Operations):
         self._forget_orphan(self._tree.renew(ino))
         pyfuse3.invalidate_entry_async(old.parent, name, ino, True)
 
-    @_guarded
+    @guarded
     async def fsync(self, fh: int, datasync: bool) -> None:
         await self._handles[fh].content.fsync()
 
     # -- the filesystem
 
-    @_guarded
+    @guarded
     async def statfs(self, ctx: pyfuse3.RequestContext) -> pyfuse3.StatvfsData:
         data = pyfuse3.StatvfsData()
         capacity = self._store.volumes.capacity
@@ -506,13 +456,13 @@ class CacheFS(pyfuse3.Operations):
         if not name.startswith(b"user.") or (self.enable_writeback_cache and name != PIN):
             raise FUSEError(errno.EOPNOTSUPP)
 
-    @_guarded
+    @guarded
     async def setxattr(self, inode: int, name: bytes, value: bytes, ctx: pyfuse3.RequestContext) -> None:
         self._check_xattr(name)
         await self._upkeep.make_index_room(ENTRY_BYTES + len(value))
         self._tree.set_xattr(inode, name, value)
 
-    @_guarded
+    @guarded
     async def getxattr(self, inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> bytes:
         if self.enable_writeback_cache:
             # Else the kernel asks for security.capability before every write, and could as well write.
@@ -522,11 +472,11 @@ class CacheFS(pyfuse3.Operations):
             raise FUSEError(pyfuse3.ENOATTR)
         return value
 
-    @_guarded
+    @guarded
     async def listxattr(self, inode: int, ctx: pyfuse3.RequestContext) -> list[bytes]:
         return [] if self.enable_writeback_cache else self._tree.xattrs(inode)
 
-    @_guarded
+    @guarded
     async def removexattr(self, inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> None:
         self._check_xattr(name)
         self._tree.remove_xattr(inode, name)

@@ -16,6 +16,33 @@ DEPTH = 2
 Fetch = Callable[[int, int], Awaitable[Buffer]]
 
 
+ANNOUNCED = 8 << 20
+"""Bytes that the disk is told of ahead of a sequential reader."""
+
+
+class Announcer:
+    """One handle's: tells the disk what will be wanted, once a read in a row had to wait for it."""
+
+    def __init__(self, nursery: trio.Nursery, will_need: Callable[[int, int], Awaitable[None]]) -> None:
+        self._nursery = nursery
+        self._will_need = will_need
+        self._next = -1
+        self._told = 0
+        self._cold = False
+
+    def read(self, offset: int, size: int, *, cold: bool) -> None:
+        """Note a read of ``size`` bytes from ``offset``; ``cold``: it has to wait."""
+        end = offset + size
+        in_a_row, self._next = offset == self._next, end
+        if not in_a_row:
+            self._told, self._cold = end, False
+            return
+        self._cold = self._cold or cold
+        if self._cold and self._told - end <= ANNOUNCED // 2:
+            start, self._told = max(self._told, end), end + ANNOUNCED
+            self._nursery.start_soon(self._will_need, start, self._told)
+
+
 class _Piece:
     """``size`` bytes from ``start``, when ``ready``; ``data`` None if fetching failed."""
 

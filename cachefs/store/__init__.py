@@ -16,7 +16,8 @@
 ``store``    the whole, opened for writing; ``reader`` beside a daemon
 """
 
+from cachefs.store.blocks import Now
 from cachefs.store.errors import Damaged, StoreFailed, StoreFull, StoreRefused
 from cachefs.store.store import Store
 
-__all__ = ["Damaged", "Store", "StoreFailed", "StoreFull", "StoreRefused"]
+__all__ = ["Damaged", "Now", "Store", "StoreFailed", "StoreFull", "StoreRefused"]

@@ -6,7 +6,7 @@ import numpy as np
 
 from cachefs.states.pieces import Buffer
 from cachefs.store import recipe
-from cachefs.store.blocks import BlockReader, Blocks
+from cachefs.store.blocks import BlockReader, Blocks, Now
 from cachefs.store.errors import Damaged
 from cachefs.store.recipe import Extent, Recipe
 
@@ -44,11 +44,10 @@ def _blocks(extents: list[Extent]) -> Iterator[int]:
             yield part[0]
 
 
-def read_cached(blocks: Blocks, source: Recipe, start: int, into: memoryview) -> bool:
-    """Fill ``into`` with the file's bytes from ``start`` without waiting for the disk.
+def read_cached(blocks: Blocks, source: Recipe, start: int, into: memoryview) -> Now:
+    """Fill ``into`` with the file's bytes from ``start``, if that needs no waiting and mere copying.
 
-    False if that cannot be done: something is not in memory, not verified yet, or not simple.
-    Measured: 0.12 ms a MiB, of which 0.1 is the copy.
+    Measured: 0.12 ms a MiB, of which 0.1 is the copy; 0.2 where blocks must be verified.
     """
     stop = start + len(into)
     extents = source.simple(start, stop)
@@ -56,13 +55,19 @@ def read_cached(blocks: Blocks, source: Recipe, start: int, into: memoryview) ->
         low, high = max(start, begin), min(stop, end)
         part = into[low - start : high - start]
         if kind == recipe.SLICE:
-            if not blocks.copy_cached(a, b + low - begin, part):
-                return False
+            if (now := blocks.copy_cached(a, b + low - begin, part)) is not Now.DONE:
+                return now
         elif kind == recipe.INLINE:
             part[:] = (a | b << 64).to_bytes(recipe.INLINE_BYTES, "little")[low - begin : high - begin]
         else:
             np.frombuffer(part, np.uint8)[:] = 0
-    return bool(extents)
+    return Now.DONE if extents else Now.OTHERWISE
+
+
+def will_need(blocks: Blocks, source: Recipe, start: int, stop: int) -> None:
+    """Have the disk read what bytes start … stop of a file lie in, unless that is in memory."""
+    with blocks.reader() as reader:
+        reader.will_need(_blocks(list(source.extents(start, stop))))
 
 
 def _fill(reader: BlockReader, extent: Extent, low: int, high: int, into: memoryview) -> None:

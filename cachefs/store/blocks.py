@@ -11,6 +11,7 @@ snapshot is taken, and seen in that snapshot, stays.
 Called from any thread.
 """
 
+import enum
 import logging
 import threading
 import time
@@ -36,10 +37,20 @@ from cachefs.store.volumes import Volume, Volumes
 log = logging.getLogger("cachefs.blocks")
 
 CANDIDATES = 4
+_WHOLE = 256 << 10
+"""Raw bytes of the largest block that is verified without a thread."""
 _LOOKS = 3
 """How often a block is looked for: it may leave the pool, and then get another payload, meanwhile."""
 _REMEMBERED = 1 << 18
 """Blocks remembered to be verified, about 100 bytes each."""
+
+
+class Now(enum.Enum):
+    """How a read ended that must not wait."""
+
+    DONE = "done"
+    COLD = "the disk would have to be waited for"
+    OTHERWISE = "it cannot be had by a mere copy"
 
 
 class Place(NamedTuple):
@@ -106,6 +117,7 @@ class Blocks:
         self.revived_bytes = 0
         self.noted: dict[int, int] = {}
         """Damaged blocks that are not written down yet, with when they were found (ns since 1970)."""
+        self._whole = memoryview(bytearray(_WHOLE))
         self._verified: dict[int, Place | None] = {}
         self.decoded = Decoded()
         self.pack_chunks = True
@@ -245,22 +257,41 @@ class Blocks:
         """Whether the block was verified in just that place."""
         return self._verified.get(block) == place
 
-    def copy_cached(self, block: int, start: int, into: memoryview) -> bool:
+    def copy_cached(self, block: int, start: int, into: memoryview) -> Now:
         """Copy a block's raw bytes from ``start`` on into all of ``into``, if that needs no waiting.
 
-        False for what was not verified yet, is not in memory or does not lie there as it is.
+        For the event loop's thread: it verifies in a buffer of its own.
         """
         place = self._verified.get(block)
-        if place is not None:
-            if start + len(into) > place.raw:
-                return False
-            found = place.volume.pread(into, place.hint + start, wait=False)
-            return found and self.is_there(block, place)  # it may have got another payload meanwhile
-        with self.lock:
-            fresh = self.pool.by_id.get(block)
-        if fresh is not None:
+        if place is None:
+            with self.lock:
+                fresh = self.pool.by_id.get(block)
+            if fresh is None:
+                return self._verify_cached(block, start, into)
             into[:] = memoryview(fresh.raw)[start : start + len(into)]
-        return fresh is not None
+            return Now.DONE
+        if start + len(into) > place.raw:
+            return Now.OTHERWISE
+        if not place.volume.pread(into, place.hint + start, wait=False):
+            return Now.COLD
+        # It may have got another payload meanwhile.
+        return Now.DONE if self.is_there(block, place) else Now.OTHERWISE
+
+    def _verify_cached(self, block: int, start: int, into: memoryview) -> Now:
+        value = self.index.committed("blocks", int_key(block))
+        row = BlockRow.unpack(value) if value else None
+        place = self.place(row) if row is not None and row.raw <= len(self._whole) else None
+        if row is None or place is None or start + len(into) > row.raw:
+            return Now.OTHERWISE
+        whole = into if len(into) == row.raw else self._whole[: row.raw]
+        if not place.volume.pread(whole, row.hint, wait=False):
+            return Now.COLD
+        if xxhash.xxh3_128_digest(whole) != row.digest:
+            return Now.OTHERWISE
+        self.set_place(block, place)
+        if whole is not into:
+            into[:] = whole[start : start + len(into)]
+        return Now.DONE if self.is_there(block, place) else Now.OTHERWISE
 
     def forget_verified(self) -> None:
         """Have each block checked again when it is read next."""

@@ -19,7 +19,7 @@ from cachefs.errors import UserError
 from cachefs.sizes import MIB, default_max_bytes, format_size
 from cachefs.states.pieces import Buffer
 from cachefs.store import assemble, home, pages, reopen, shrink
-from cachefs.store.blocks import Blocks
+from cachefs.store.blocks import Blocks, Now
 from cachefs.store.codec import Packer
 from cachefs.store.errors import Damaged, StoreFull, StoreRefused
 from cachefs.store.evict import Evictor, Member
@@ -371,9 +371,13 @@ class Store:
         """See `assemble.read`."""
         return assemble.read(self.blocks, recipe, start, size)
 
-    def read_cached(self, recipe: Recipe, start: int, into: memoryview) -> bool:
+    def read_cached(self, recipe: Recipe, start: int, into: memoryview) -> Now:
         """See `assemble.read_cached`."""
         return assemble.read_cached(self.blocks, recipe, start, into)
+
+    def will_need(self, recipe: Recipe, start: int, stop: int) -> None:
+        """See `assemble.will_need`."""
+        assemble.will_need(self.blocks, recipe, start, stop)
 
     # -- offline commands
 

@@ -6,7 +6,7 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cachefs.mount.readahead import DEPTH, STEP, ReadAhead
+from cachefs.mount.readahead import ANNOUNCED, DEPTH, STEP, Announcer, ReadAhead
 
 from ..store.filling import noise
 
@@ -64,6 +64,28 @@ async def test_a_probe_of_the_tail_fetches_nothing_else(nursery: trio.Nursery) -
     await read(reader, source, 2 * READ, 4096)
     await read(reader, source, 2 * READ + 4096, 4096)
     assert all(size <= READ for _, size in source.fetched)
+
+
+async def test_the_disk_is_told_once_a_reader_in_a_row_waits(nursery: trio.Nursery) -> None:
+    told: list[tuple[int, int]] = []
+
+    async def tell(start: int, stop: int) -> None:
+        told.append((start, stop))
+
+    announcer = Announcer(nursery, tell)
+    announcer.read(50 * READ, READ, cold=True)
+    for number in range(30):
+        announcer.read(number * READ, READ, cold=number < 3)
+        await trio.testing.wait_all_tasks_blocked()
+        if told:
+            assert told[-1][1] >= (number + 1) * READ + ANNOUNCED // 2
+    assert told[0] == (2 * READ, 2 * READ + ANNOUNCED)
+    assert [start for start, _ in told[1:]] == [stop for _, stop in told[:-1]], "each byte once"
+    told.clear()
+    for number in range(60, 90):
+        announcer.read(number * READ, READ, cold=False)
+    await trio.testing.wait_all_tasks_blocked()
+    assert not told, "what is in memory needs no announcing"
 
 
 async def test_what_changed_is_forgotten(nursery: trio.Nursery) -> None:
