@@ -2,6 +2,7 @@
 
 ``layout``   what lies where on disk, and how the maximum is shared out
 ``home``     the directory: made, recognised, locked
+``clean``    a mark that it was closed in order
 ``index``    the index environment and its pending changes
 ``volumes``  the environments that hold payloads
 ``records``  fixed-size records and keys

@@ -8,6 +8,7 @@
       index/            LMDB: what exists (tree, recipes, digests, reference counts)
       volumes/0001/ …   LMDB: payloads of blocks by id, nothing else
       cachefs.log       the background daemon's log
+      clean             left by who closed the store in order (see `clean`)
 
 Every LMDB environment has a map size, and LMDB never writes past it. The map
 sizes of the index and of all volumes, and ``SPARE`` for lock files and the

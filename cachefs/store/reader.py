@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cachefs import __version__
-from cachefs.store import home, pages
+from cachefs.store import clean, home
 from cachefs.store.errors import StoreRefused
 from cachefs.store.index import Index
 from cachefs.store.recipe import Recipe
@@ -50,7 +50,7 @@ class Reader:
         home.check_format(self.path)
         with home.unused(self.path) as alone:
             if alone:  # its daemon would have looked
-                pages.require_sound(self.path)
+                clean.require_sound(self.path)
         try:
             self._index = Index(self.path / "index", None)
         except (lmdb.Error, OSError) as error:

@@ -18,7 +18,7 @@ import lmdb
 from cachefs.errors import UserError
 from cachefs.sizes import MIB, default_max_bytes, format_size
 from cachefs.states.pieces import Buffer
-from cachefs.store import assemble, home, pages, reopen, shrink
+from cachefs.store import assemble, clean, home, reopen, shrink
 from cachefs.store.blocks import Blocks, Now
 from cachefs.store.codec import Packer
 from cachefs.store.errors import Damaged, StoreFull, StoreRefused
@@ -70,6 +70,7 @@ class Store:
         self.shrunk = 0
         """Logical bytes evicted at the start because the maximum was lowered."""
         self._lock = lock
+        self._walked = 0.0
         self.index = index
         self.volumes = volumes
         self.blocks = Blocks(index, volumes)
@@ -131,7 +132,8 @@ class Store:
 
     @classmethod
     def _open(cls, path: Path, lock: home.Lock, max_bytes: int | None) -> "Store":
-        pages.require_sound(path)
+        walked = clean.require_sound(path)
+        clean.forget(path)
         home.upgrade(path)
         remembered = _remembered(path)
         bound = max_bytes or remembered or default_max_bytes(path)
@@ -148,6 +150,7 @@ class Store:
             volumes = Volumes(path / "volumes", budget, shrink.fit_maps(path / "volumes", budget, rows))
             undo.callback(volumes.close)
             store = cls(path, lock, budget, index, volumes)
+            store._walked = walked
             store._start()
             undo.pop_all()
         return store
@@ -206,6 +209,8 @@ class Store:
             self.index.close()
             if self.writer.failed:
                 self._drop_cached()
+            else:
+                clean.mark(self.path, self._walked)
             self._lock.release()
 
     def _drop_cached(self) -> None:
