@@ -72,7 +72,14 @@ def _copy(source: Path, target: Path) -> None:
 
 def _cachefs(source: Path, work: Path, out: Path) -> Result:
     with CacheMount(work / "cachefs", 4 * GIB) as mount:
-        stored = _timed(lambda: _copy(source, mount.path))
+
+        def store() -> None:
+            _copy(source, mount.path)
+            directory = os.open(mount.path, os.O_RDONLY)
+            os.fsync(directory)  # sync(2) does not reach a FUSE daemon
+            os.close(directory)
+
+        stored = _timed(store)
         return Result(mount.disk(), stored, _timed(lambda: _copy(mount.path, out)))
 
 
