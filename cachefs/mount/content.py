@@ -208,7 +208,8 @@ class Content:
                 start = last.start
         self._kept = self._recipe
         self._recipe = self._recipe.cut(start)
-        self._stream = Stream(self._store, self._nursery, start)
+        hurry = self._upkeep.are_synced(self._store.tree.get(self._ino).parent)
+        self._stream = Stream(self._store, self._nursery, start, hurry=hurry)
         if again:
             self._stream.reserved(len(again))
             self._stream.put(bytes(again))
@@ -427,6 +428,8 @@ class Content:
         Whoever is told so may build on it: from here on a torn save goes back to
         nothing older.
         """
+        if self._stream is not None:
+            self._upkeep.note_sync(self._store.tree.get(self._ino).parent)
         base = await self.sync()
         await self._upkeep.sync()
         if base is not None and base is self._base:

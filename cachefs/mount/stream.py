@@ -34,10 +34,11 @@ CREDIT = 2 << 20
 class Stream:
     """Bytes ``start`` … ``end`` of a file, on their way into blocks.
 
-    ``failed`` is the errno of what could not be stored, 0 if all is well; nothing is taken after that.
+    ``hurry``: the writer will wait for the disk at the end, so what there is may as well be
+    on its way to it. ``failed`` is the errno of what could not be stored, 0 if all is well; nothing is taken after that.
     """
 
-    def __init__(self, store: Store, nursery: trio.Nursery, start: int) -> None:
+    def __init__(self, store: Store, nursery: trio.Nursery, start: int, *, hurry: bool = False) -> None:
         self._store = store
         self._nursery = nursery
         self._cutter = Cutter()
@@ -45,6 +46,7 @@ class Stream:
         self._step = min(CREDIT, store.budget.queue // 4)
         self._queue: deque[bytes] = deque()
         self._queued = 0
+        self._hurry = hurry
         self._credit = 0  # bytes reserved and not taken yet
         self._placed = 0  # bytes placed whose reservation was given back
         self._working = False
@@ -89,6 +91,8 @@ class Stream:
     def _limit(self) -> int:
         """Bytes that may wait here; many writers share about twice what one may have."""
         most = self._store.budget.queue
+        if self._hurry:
+            most = min(most, TURN)
         return max(most // 64, min(most, 2 * most - self._store.queued))
 
     def retract(self, offset: int) -> bool:

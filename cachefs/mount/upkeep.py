@@ -20,6 +20,8 @@ COMMIT_EVERY = 1.0
 """Seconds between commits of what nobody synced."""
 
 _UNITS_A_COMMIT = 2048
+_DIRECTORIES = 1024
+"""Directories remembered whose files are synced when they are written."""
 
 Evicted = Callable[[Member], None]
 
@@ -38,6 +40,7 @@ class Upkeep:
         self._wake = trio.Event()
         self._complained = False
         self._behind: set[trio.Event] = set()
+        self._synced: set[int] = set()
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -47,6 +50,15 @@ class Upkeep:
             nursery.start_soon(self._scrub.run)
 
     # -- commits
+
+    def note_sync(self, directory: int) -> None:
+        """Remember that who writes files in this directory syncs them."""
+        if len(self._synced) >= _DIRECTORIES:
+            self._synced.clear()
+        self._synced.add(directory)
+
+    def are_synced(self, directory: int) -> bool:
+        return directory in self._synced
 
     def follow(self) -> trio.Event:
         """Note that something goes on that a client was told is done; `followed` ends it."""

@@ -282,3 +282,19 @@ async def test_times_follow_writes(desk: Desk) -> None:
     await content.sync()
     assert desk.store.tree.get(2).mtime == content.mtime
     await desk.close(content)
+
+
+async def test_who_syncs_in_a_directory_is_hurried_there(desk: Desk) -> None:
+    """The disk gets a part of the next file while the rest is still coming."""
+    content = desk.open(b"f")
+    await content.write(0, noise(100_000))
+    assert content._stream is not None
+    patient = content._stream._limit
+    await content.fsync()
+    await desk.close(content)
+    content = desk.open(b"g")
+    await content.write(0, noise(100_000))
+    assert content._stream is not None
+    assert content._stream._limit <= patient
+    assert content._stream._hurry
+    await desk.close(content)
