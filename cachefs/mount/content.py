@@ -209,7 +209,7 @@ class Content:
         self._kept = self._recipe
         self._recipe = self._recipe.cut(start)
         hurry = self._upkeep.are_synced(self._store.tree.get(self._ino).parent)
-        self._stream = Stream(self._store, self._nursery, start, hurry=hurry)
+        self._stream = Stream(self._store, self._nursery, self._upkeep.placing, start, hurry=hurry)
         if again:
             self._stream.reserved(len(again))
             self._stream.put(bytes(again))
@@ -524,7 +524,7 @@ class Content:
 
     async def _recut(self) -> None:
         """Cut a file that was written out of order along its rows, as if it had come in order."""
-        stream = Stream(self._store, self._nursery, 0)
+        stream = Stream(self._store, self._nursery, self._upkeep.placing, 0)
         source = self._recipe
         for start in range(0, source.size, 4 << 20):
             try:

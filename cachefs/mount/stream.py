@@ -35,11 +35,18 @@ class Stream:
     """Bytes ``start`` … ``end`` of a file, on their way into blocks.
 
     ``hurry``: the writer will wait for the disk at the end, so what there is may as well be
-    on its way to it. ``failed`` is the errno of what could not be stored, 0 if all is well; nothing is taken after that.
+    on its way to it. ``placing`` is held by whoever places: of two saves with a common
+    beginning, the second must find the blocks of the first.
+
+    ``failed`` is the errno of what could not be stored, 0 if all is well; nothing is taken
+    after that.
     """
 
-    def __init__(self, store: Store, nursery: trio.Nursery, start: int, *, hurry: bool = False) -> None:
+    def __init__(
+        self, store: Store, nursery: trio.Nursery, placing: trio.Lock, start: int, *, hurry: bool = False
+    ) -> None:
         self._store = store
+        self._placing = placing
         self._nursery = nursery
         self._cutter = Cutter()
         self._placer: Placer = store.placer()
@@ -147,7 +154,7 @@ class Stream:
         try:
             while self._queue and self._queued > max(0, self._limit - TURN):
                 batch = self._take(TURN)
-                await trio.to_thread.run_sync(self._place, batch)
+                await self._place_in_thread(batch)
                 self._progress(batch)
         finally:
             self._working = False
@@ -175,6 +182,10 @@ class Stream:
         self._moved.set()
         self._moved = trio.Event()
 
+    async def _place_in_thread(self, batch: list[bytes]) -> None:
+        async with self._placing:
+            await trio.to_thread.run_sync(self._place, batch)
+
     def _place(self, batch: list[bytes]) -> None:
         if self.failed:
             return
@@ -201,7 +212,7 @@ class Stream:
             if sum(map(len, batch)) <= INLINE_LIMIT:
                 self._place(batch)
             else:
-                await trio.to_thread.run_sync(self._place, batch)
+                await self._place_in_thread(batch)
             self._progress(batch)
         self._store.queued -= self._credit  # an idle writer keeps nothing from the others
         self._credit = 0

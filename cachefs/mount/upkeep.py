@@ -35,6 +35,8 @@ class Upkeep:
         self._evicted = evicted
         self._committing = trio.Lock()
         self._making = trio.Lock()
+        self.placing = trio.Lock()
+        """Held by the stream that is placing; first come, first served."""
         self.recutting = trio.Lock()
         """Held by who cuts a whole file again: many at once would take memory, and be no faster."""
         self._wake = trio.Event()

@@ -298,3 +298,21 @@ async def test_who_syncs_in_a_directory_is_hurried_there(desk: Desk) -> None:
     assert content._stream._limit <= patient
     assert content._stream._hurry
     await desk.close(content)
+
+
+async def test_saves_closed_one_after_the_other_share(desk: Desk) -> None:
+    """They are placed behind their closes, yet in turn."""
+    contents = []
+    common = build.kv(range(3000), layers=4, width=384)
+    for number in range(3):
+        content = desk.open(b"%d" % number)
+        data = build.ggsq(range(3000), common) + noise(5000, number)
+        for at in range(0, len(data), 1 << 20):
+            await content.write(at, data[at : at + (1 << 20)])
+        contents.append(content)
+    for content in contents:
+        await content.flush()
+    await desk.upkeep.sync()
+    assert desk.store.counters()["stored_bytes"] < len(data) + 100_000
+    for content in contents:
+        await desk.close(content)
