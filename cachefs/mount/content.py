@@ -62,6 +62,8 @@ class Content:
         self._dirty = False
         self._torn = False
         self._killed = False
+        self._answered = False
+        """A close was answered before all was placed."""
         self._kept = Recipe()
         """What the tree has of the file while its stream goes on (its last chunk goes through it again)."""
         self._refused = -1
@@ -133,8 +135,14 @@ class Content:
         self._check_failed()
         if self._stream is None and offset == self.size and not self._overlay:
             await self._start_stream()
-        if self._stream is not None and offset < self._stream.end:
-            self._stream.retract(offset)
+        stream = self._stream
+        if (
+            stream is not None
+            and offset < stream.end <= offset + len(data)
+            and stream.retract(offset, len(data))
+        ):
+            await self._take_in(stream, data)
+            return len(data)
         if self._stream is not None and offset == self._stream.end:
             await self._append(self._stream, data)
             return len(data)
@@ -166,6 +174,10 @@ class Content:
             if not stream.reserve(len(data)):
                 await self._upkeep.make_room(len(data))
                 stream.reserved(len(data))
+        await self._take_in(stream, data)
+
+    async def _take_in(self, stream: Stream, data: bytes) -> None:
+        """Queue ``data``, for which room is reserved."""
         if self._upkeep.is_low():
             self._upkeep.wake()
         self._touch()
@@ -206,9 +218,9 @@ class Content:
                 again = await self._fetch(self._recipe, last.start, last.length)
                 await self._upkeep.make_room(len(again))
                 start = last.start
+        hurry = self._upkeep.are_synced(self._store.tree.get(self._ino).parent)
         self._kept = self._recipe
         self._recipe = self._recipe.cut(start)
-        hurry = self._upkeep.are_synced(self._store.tree.get(self._ino).parent)
         self._stream = Stream(self._store, self._nursery, self._upkeep.placing, start, hurry=hurry)
         if again:
             self._stream.reserved(len(again))
@@ -289,6 +301,7 @@ class Content:
             self._touch()
 
     async def _empty(self) -> None:
+        self._upkeep.forget_lost(self._ino)
         inode = self._store.tree.get(self._ino)
         if self._base is None and inode.size and inode.nlink:
             kept = self._store.tree.recipe(self._ino)
@@ -380,12 +393,14 @@ class Content:
         ):
             await self._flush()
         else:
+            self._answered = True
             self._nursery.start_soon(self._flush_behind, self._upkeep.follow())
 
     async def _flush_behind(self, done: trio.Event) -> None:
         try:
             await self._flush()
-        except OSError as error:  # fsync and `release` meet it again
+        except OSError as error:  # `release` meets it again
+            self._upkeep.note_untold(error.errno or errno.EIO)
             log.error("inode %d: %s", self._ino, error)
         except Exception:  # in a task of its own it would end the mount
             log.exception("inode %d: closing failed", self._ino)
@@ -452,6 +467,10 @@ class Content:
                     await self._settle()
                 except OSError:
                     failed = True
+                if self._failed and self._answered:
+                    self._upkeep.note_untold(self._failed)
+                    if self._base is None or keep_torn:
+                        self._upkeep.note_lost(self._ino, self._failed)
                 torn = torn or versions.is_torn(stream, self._base, self.size)
                 if (failed or (torn and killed)) and self._base is not None and not keep_torn:
                     self._restore_base()
@@ -468,7 +487,7 @@ class Content:
                 self._base_holds = []
                 self._base = None
                 self._failed = 0
-                self._torn = self._killed = False
+                self._torn = self._killed = self._answered = False
                 self._refused = -1
 
     def _restore_base(self) -> None:
@@ -556,3 +575,4 @@ class Content:
         self._holds, self._base_holds = [], []
         self._overlay = Overlay()
         self._weigh()
+        self._dirty = False

@@ -32,7 +32,7 @@ class Handle:
         be sent before the event loop takes up anything else.
         """
         content = self.content
-        if content.is_dirty:
+        if content.is_dirty or size > len(answer):
             self._ahead.reset()
             return await content.read(offset, size)
         now, n = content.read_now(offset, answer[:size])

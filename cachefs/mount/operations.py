@@ -125,6 +125,8 @@ class CacheFS(pyfuse3.Operations):
 
     def _forget_orphan(self, ino: int) -> None:
         """Drop an unlinked file's content once nobody has it open, the inode once the kernel forgot it."""
+        if self._upkeep.lost(ino) and not self._tree.get(ino).nlink:
+            self._upkeep.forget_lost(ino)
         if ino in self._contents:
             return
         if self._lookups[ino]:
@@ -237,6 +239,8 @@ class CacheFS(pyfuse3.Operations):
         if flags & pyfuse3.RENAME_EXCHANGE:
             moved.append(self._tree.require(parent_inode_new, name_new).ino)
         for ino in moved:
+            if error := self._upkeep.lost(ino):
+                raise FUSEError(error)  # not over a file that is whole
             if ino in self._contents:
                 # Without this a crash could keep the new name and lose the content.
                 await self._contents[ino].sync()
@@ -420,7 +424,10 @@ class CacheFS(pyfuse3.Operations):
         if not old.nlink:
             return
         name = self._tree.name_of(old)
+        error = self._upkeep.lost(ino)
         self._forget_orphan(self._tree.renew(ino))
+        if error:
+            self._upkeep.note_lost(self._tree.require(old.parent, name).ino, error)
         pyfuse3.invalidate_entry_async(old.parent, name, ino, True)
 
     @guarded

@@ -102,13 +102,17 @@ class Stream:
             most = min(most, TURN)
         return max(most // 64, min(most, 2 * most - self._store.queued))
 
-    def retract(self, offset: int) -> bool:
-        """Take back the bytes from ``offset`` on, the last few of those queued; False if they are gone.
+    def retract(self, offset: int, size: int) -> bool:
+        """Take back the bytes from ``offset`` on, for ``size`` others that reach at least as far.
 
-        The kernel writes a page of its cache that is not full yet, and later once more.
+        Only the last few of those queued; False if they are gone, or there is no room for
+        the others. The kernel writes a page of its cache that is not full yet, and later
+        once more.
         """
         back = self.end - offset
-        if not self._queue or not 0 <= back <= min(_PAGE, len(self._queue[-1])):
+        if not self._queue or not 0 <= back <= min(_PAGE, size, len(self._queue[-1])):
+            return False
+        if self._credit < size and not self.reserve(size):
             return False
         self._queue[-1] = self._queue[-1][: len(self._queue[-1]) - back]
         self._queued -= back
@@ -148,6 +152,9 @@ class Stream:
     async def wait_for_space(self) -> None:
         """Until the queue is no longer full."""
         while self._queued > self._limit and not self.failed:
+            if not self._working:  # the limit fell
+                self._working = True
+                self._nursery.start_soon(self._work)
             await self._moved.wait()
 
     async def _work(self) -> None:
@@ -156,6 +163,9 @@ class Stream:
                 batch = self._take(TURN)
                 await self._place_in_thread(batch)
                 self._progress(batch)
+        except Exception:  # it would end the mount
+            log.exception("a save failed")
+            self.failed = errno.EIO
         finally:
             self._working = False
             self._signal()
@@ -224,6 +234,8 @@ class Stream:
             try:
                 for piece in self._cutter.finish():
                     self._placer.place(piece)
+            except StoreFull:
+                self.failed = errno.ENOSPC
             except Exception:
                 log.exception("a save failed at its end")
                 self.failed = errno.EIO

@@ -43,6 +43,8 @@ class Upkeep:
         self._complained = False
         self._behind: set[trio.Event] = set()
         self._synced: set[int] = set()
+        self._lost: dict[int, int] = {}
+        self._untold = 0
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -72,11 +74,32 @@ class Upkeep:
         self._behind.remove(done)
         done.set()
 
+    def note_untold(self, error: int) -> None:
+        """Something failed whose close had been answered: the next sync says so."""
+        self._untold = error
+
+    def note_lost(self, ino: int, error: int) -> None:
+        """A file lacks bytes that its writer believes to be stored: it must not replace another."""
+        self._lost[ino] = error
+
+    def lost(self, ino: int) -> int:
+        """The errno of what a file lost, 0 if nothing."""
+        return self._lost.get(ino, 0)
+
+    def forget_lost(self, ino: int) -> None:
+        self._lost.pop(ino, None)
+
     async def sync(self) -> None:
-        """Make durable all that clients were told is done. Raises StoreFull or StoreFailed."""
+        """Make durable all that clients were told is done.
+
+        Raises StoreFull or StoreFailed, and OSError once where some of it is lost.
+        """
         for done in list(self._behind):
             await done.wait()
         await self.commit()
+        error, self._untold = self._untold, 0
+        if error:
+            raise OSError(error, "a file that was closed before could not be stored")
 
     async def commit(self) -> None:
         """Make all that is in the tree durable. Raises StoreFull or StoreFailed."""

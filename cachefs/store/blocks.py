@@ -128,6 +128,8 @@ class Blocks:
             known = txn.cursor(index.dbs["damaged"]).iternext(values=False) if "damaged" in index.dbs else ()
             self.damaged = {int_of(key) for key in known}
             """Blocks in quarantine: shared with no new save, and gone with the last file that names them."""
+        self.met_damage = False
+        """Since the store was opened."""
 
     # -- holding
 
@@ -243,6 +245,8 @@ class Blocks:
         """
         with self.lock:
             value = self.index.committed("blocks", int_key(block))
+            if block in self.dying:  # the row goes after the payload
+                return
             if value is not None and self.place(BlockRow.unpack(value)) == place:
                 self.set_verified(block, place)
 
@@ -297,6 +301,12 @@ class Blocks:
         """Have each block checked again when it is read next."""
         self._verified.clear()
 
+    def unverify_all(self, blocks: Iterable[int]) -> None:
+        """Before the payloads of dying blocks are deleted: their pages will be others'."""
+        with self.lock:
+            for block in blocks:
+                self._verified.pop(block, None)
+
     def unverify(self, block: int) -> None:
         """Forget where a block was verified: a committed row names another payload now."""
         with self.lock:
@@ -308,6 +318,7 @@ class Blocks:
             if block not in self.damaged:
                 log.error("block %d is damaged: no new save will share it", block)
                 self.damaged.add(block)
+                self.met_damage = True
                 self.noted[block] = time.time_ns()
                 self._verified.pop(block, None)
 

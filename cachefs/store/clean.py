@@ -58,8 +58,12 @@ def mark(store: Path, walked: float) -> None:
 
 
 def forget(store: Path) -> None:
-    """Before the first change."""
-    (store / "clean").unlink(missing_ok=True)
+    """Before the first change; a power cut must not bring it back."""
+    with contextlib.suppress(FileNotFoundError):
+        (store / "clean").unlink()
+        directory = os.open(store, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        os.fsync(directory)
+        os.close(directory)
 
 
 def _private(path: str, flags: int) -> int:

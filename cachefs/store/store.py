@@ -209,7 +209,7 @@ class Store:
             self.index.close()
             if self.writer.failed:
                 self._drop_cached()
-            else:
+            elif not self.writer.met_failure and not self.blocks.met_damage:
                 clean.mark(self.path, self._walked)
             self._lock.release()
 

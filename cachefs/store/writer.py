@@ -55,6 +55,8 @@ class Writer:
         self.lock = threading.RLock()
         self.counters: Counter[str] = Counter()
         self._purge_from = 0
+        self.met_failure = False
+        """Since the store was opened."""
         self.failed = ""
         """Why nothing can be written until `probe` succeeds: the disk's error; empty while all is well."""
         self._attempt = 0
@@ -84,6 +86,7 @@ class Writer:
             log.error("%s: unmount it and mount it again", reason)
         if not self.failed or reason == reopen.UNKNOWN:
             self.failed = reason
+        self.met_failure = True
         return StoreFailed(reason)
 
     def probe(self) -> None:
@@ -92,6 +95,7 @@ class Writer:
             try:
                 self.blocks.forget_verified()
                 reopen.mend(self.index, self.volumes.by_number.values(), self._attempt)
+                self.blocks.forget_verified()  # what was read from pages that are gone now
                 for volume in self.volumes.by_number.values():
                     volume.delete([])
                 with self._transaction() as txn:
@@ -494,6 +498,7 @@ class Writer:
             by_volume: dict[int, list[tuple[int, BlockRow]]] = {}
             for _, block, row in chosen:
                 by_volume.setdefault(row.volume, []).append((block, row))
+            self.blocks.unverify_all(block for _, block, _ in chosen)
             for number, items in by_volume.items():
                 if number in self.volumes.by_number:
                     self.volumes.by_number[number].delete(items)

@@ -131,7 +131,7 @@ def test_peer_sees_the_directory_change(mount: MountFactory) -> None:
             seen = int(str(expect(pipe)))
         assert seen == 1
         time.sleep(0.02)
-        pipe.send("?")
         os.unlink(node.data.with_name(node.data.name + ".meta"))
+        pipe.send("?")
         assert expect(pipe) == 0
         pipe.send("stop")

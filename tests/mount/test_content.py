@@ -6,6 +6,8 @@ import errno
 from dataclasses import dataclass
 
 import pytest
+import trio
+import trio.testing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -316,3 +318,49 @@ async def test_saves_closed_one_after_the_other_share(desk: Desk) -> None:
     assert desk.store.counters()["stored_bytes"] < len(data) + 100_000
     for content in contents:
         await desk.close(content)
+
+
+async def test_a_short_rewrite_of_what_is_queued(desk: Desk) -> None:
+    """Only what reaches the end may take the place of the last bytes."""
+    content = desk.open(b"f")
+    await content.write(0, b"0123456789")
+    await content.write(2, b"ab")
+    assert content.size == 10
+    await content.write(8, b"89ABC")
+    await desk.close(content)
+    assert desk.in_tree(b"f") == b"01ab456789ABC"
+
+
+async def test_a_rewrite_that_is_refused_leaves_the_old_bytes(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = desk.open(b"f")
+    await content.write(0, b"0123456789")
+    assert content._stream is not None
+    desk.store.queued -= content._stream._credit
+    content._stream._credit = 0
+    with monkeypatch.context() as patch:
+        patch.setattr(desk.store, "reserve", lambda size: False)
+        with pytest.raises(OSError, match="space"):
+            await content.write(5, b"x" * 4000)
+    assert bytes(await content.read(0, 100)) == b"0123456789"
+    await desk.close(content)
+    assert desk.in_tree(b"f") == b"0123456789"
+
+
+async def test_a_writer_is_not_forgotten_when_the_limit_falls(desk: Desk) -> None:
+    """Others may reserve what it waits for in the moment that it is told to go on."""
+    content = desk.open(b"f")
+    await content.write(0, noise(100_000))
+    stream = content._stream
+    assert stream is not None
+    desk.store.queued += 1 << 30
+    stream._queued += 1 << 30  # as if much were queued, and nobody at work
+    with trio.fail_after(5):
+        desk.nursery.start_soon(stream.wait_for_space)
+        await trio.testing.wait_all_tasks_blocked()
+        stream._queued -= 1 << 30
+        desk.store.queued -= 1 << 30
+        stream._signal()
+    await desk.close(content)
+    assert desk.in_tree(b"f") == noise(100_000)

@@ -16,7 +16,7 @@ import trio
 
 from cachefs.config import MountConfig
 from cachefs.mount.operations import CacheFS
-from cachefs.store import Store
+from cachefs.store import Store, StoreFull
 from cachefs.store.tree import ROOT
 
 from ..states import build
@@ -164,3 +164,38 @@ async def test_flushes_of_other_handles_between_writes() -> None:
         for at in range(0, len(STATE), READ):
             assert bytes(await one.fs.read(fh, at, READ)) == STATE[at : at + READ]
         await one.close(fh)
+
+
+async def test_what_was_lost_behind_a_close_takes_no_other_files_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The close had been answered; the next sync and the rename say what happened to it."""
+    old, new = noise(3 << 20), noise(1 << 20, 1)
+    async with client() as c:
+        await c.save(b"final", old)
+        fh = await c.open(b"final.tmp", os.O_WRONLY | os.O_CREAT)
+        await c.write(fh, new)
+        with monkeypatch.context() as patch:
+            patch.setattr(c.store, "write_behind", full)
+            patch.setattr(pyfuse3, "invalidate_inode", lambda ino: None)
+            await c.fs.flush(fh)
+            await c.fs.release(fh)
+        with pytest.raises(pyfuse3.FUSEError) as caught:
+            await c.fs.rename(ROOT, b"final.tmp", ROOT, b"final", 0, CONTEXT)
+        assert caught.value.errno == errno.ENOSPC
+        with pytest.raises(pyfuse3.FUSEError):
+            await c.fs.fsyncdir(0, False)
+        await c.fs.fsyncdir(0, False)
+        assert in_tree(c.store, b"final") == old
+        await c.save(b"final.tmp", new, os.O_WRONLY | os.O_TRUNC)
+        await c.fs.rename(ROOT, b"final.tmp", ROOT, b"final", 0, CONTEXT)
+        assert in_tree(c.store, b"final") == new
+
+
+def full() -> None:
+    raise StoreFull("another program filled the disk")
+
+
+def in_tree(store: Store, name: bytes) -> bytes:
+    recipe = store.tree.recipe(store.tree.require(ROOT, name).ino)
+    return bytes(store.read(recipe, 0, recipe.size))

@@ -112,7 +112,8 @@ async def test_an_append_that_fails_keeps_the_end(
         patch.setattr(Placer, "place", refuse)
         await content.write(len(kept), noise(300_000, 1))
         await content.flush()
-        await desk.upkeep.sync()
+        with pytest.raises(OSError, match="closed before"):
+            await desk.upkeep.sync()
         with pytest.raises(OSError, match="not stored"):
             await content.sync()
     await desk.abandon(content, killed=False)

@@ -68,3 +68,16 @@ def test_an_old_or_strange_mark_counts_for_nothing(tmp_path: Path, text: str | N
     assert clean.last_walk(tmp_path / "s") == 0
     Store.open(tmp_path / "s").close()
     assert clean.last_walk(tmp_path / "s")
+
+
+def test_no_mark_after_a_failure_or_damage(tmp_path: Path) -> None:
+    fill(tmp_path / "s")
+    store = Store.open(tmp_path / "s")
+    store.writer._refused(OSError(5, "Input/output error"))
+    store.writer.probe()
+    store.close()
+    assert clean.last_walk(tmp_path / "s") == 0
+    store = Store.open(tmp_path / "s")
+    store.blocks.note_damage(1)
+    store.close()
+    assert clean.last_walk(tmp_path / "s") == 0

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import lmdb
 import pytest
+import xxhash
 
 from cachefs.sizes import MIB
 from cachefs.states.pieces import Buffer, Chunk, Rows
-from cachefs.store import Store, StoreFull
+from cachefs.store import Damaged, Store, StoreFull
 from cachefs.store.blocks import BlockReader
 
 from .breaking import crash, failing
@@ -99,3 +100,30 @@ def test_used_after_a_crash(tmp_path: Path) -> None:
         assert_exact(store)
     finally:
         store.close()
+
+
+def test_pages_of_what_was_purged_are_not_read_for_it(store: Store) -> None:
+    """A snapshot from before the purge still has the row, and the place was verified."""
+    before = [(place(store, raw), raw) for raw in (noise(200_000, n) for n in range(20))]
+    store.writer.write_out()
+    into = memoryview(bytearray(200_000))
+    with store.blocks.reader() as reader:
+        for block, _ in before:
+            reader.copy(block, 0, into)
+    with store.blocks.reader() as reader:
+        reader.row(before[0][0])
+        store.blocks.release([block for block, _ in before])
+        store.writer.purge(1 << 30)
+        after = [place(store, noise(200_000, 100 + n)) for n in range(20)]
+        store.writer.write_out()
+        for block, raw in before:
+            try:
+                reader.copy(block, 0, into)
+            except Damaged:
+                continue
+            assert into == raw
+    store.blocks.release(after)
+
+
+def place(store: Store, raw: bytes) -> int:
+    return store.blocks.add(raw, xxhash.xxh3_128_digest(raw))
