@@ -397,15 +397,21 @@ class Content:
             self._nursery.start_soon(self._flush_behind, self._upkeep.follow())
 
     async def _flush_behind(self, done: trio.Event) -> None:
+        end = self.size
         try:
             await self._flush()
         except OSError as error:  # `release` meets it again
-            self._upkeep.note_untold(error.errno or errno.EIO)
+            if self._stream is not None or self._is_lost(end):
+                self._upkeep.note_untold(error.errno or errno.EIO)
             log.error("inode %d: %s", self._ino, error)
         except Exception:  # in a task of its own it would end the mount
             log.exception("inode %d: closing failed", self._ino)
         finally:
             self._upkeep.followed(done)
+
+    def _is_lost(self, end: int) -> bool:
+        """After a failure: whether bytes before ``end`` are missing, or the old version comes back."""
+        return self._recipe.size < end or self._base is not None
 
     async def _flush(self) -> None:
         async with self._lock:
@@ -460,6 +466,7 @@ class Content:
         """
         async with self._lock:
             killed = killed or self._killed
+            end = self.size
             failed, torn = bool(self._failed) or self._refused >= 0, self._torn
             stream = self._stream
             try:
@@ -467,7 +474,7 @@ class Content:
                     await self._settle()
                 except OSError:
                     failed = True
-                if self._failed and self._answered:
+                if self._failed and self._answered and self._is_lost(end):
                     self._upkeep.note_untold(self._failed)
                     if self._base is None or keep_torn:
                         self._upkeep.note_lost(self._ino, self._failed)

@@ -6,8 +6,6 @@ import errno
 from dataclasses import dataclass
 
 import pytest
-import trio
-import trio.testing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -346,21 +344,3 @@ async def test_a_rewrite_that_is_refused_leaves_the_old_bytes(
     assert bytes(await content.read(0, 100)) == b"0123456789"
     await desk.close(content)
     assert desk.in_tree(b"f") == b"0123456789"
-
-
-async def test_a_writer_is_not_forgotten_when_the_limit_falls(desk: Desk) -> None:
-    """Others may reserve what it waits for in the moment that it is told to go on."""
-    content = desk.open(b"f")
-    await content.write(0, noise(100_000))
-    stream = content._stream
-    assert stream is not None
-    desk.store.queued += 1 << 30
-    stream._queued += 1 << 30  # as if much were queued, and nobody at work
-    with trio.fail_after(5):
-        desk.nursery.start_soon(stream.wait_for_space)
-        await trio.testing.wait_all_tasks_blocked()
-        stream._queued -= 1 << 30
-        desk.store.queued -= 1 << 30
-        stream._signal()
-    await desk.close(content)
-    assert desk.in_tree(b"f") == noise(100_000)
