@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import time
 from dataclasses import dataclass
 
 import pytest
@@ -10,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cachefs.mount.content import Content
+from cachefs.states.pieces import Piece
+from cachefs.store.place import Placer
 from cachefs.store.recipe import MAX_SIZE
 
 from ..states import build
@@ -300,8 +303,15 @@ async def test_who_syncs_in_a_directory_is_hurried_there(desk: Desk) -> None:
     await desk.close(content)
 
 
-async def test_saves_closed_one_after_the_other_share(desk: Desk) -> None:
-    """They are placed behind their closes, yet in turn."""
+async def test_saves_closed_one_after_the_other_are_placed_in_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Behind their closes, yet never two at once: the second must find the blocks of the first."""
+    async with new_desk(2 << 30) as desk:  # so large that all three may wait in memory
+        await three_saves(desk, monkeypatch)
+
+
+async def three_saves(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     contents = []
     common = build.kv(range(3000), layers=4, width=384)
     for number in range(3):
@@ -310,9 +320,23 @@ async def test_saves_closed_one_after_the_other_share(desk: Desk) -> None:
         for at in range(0, len(data), 1 << 20):
             await content.write(at, data[at : at + (1 << 20)])
         contents.append(content)
+    real = Placer.place
+    at_work: set[Placer] = set()
+    most = 0
+
+    def place(placer: Placer, piece: Piece) -> None:
+        nonlocal most
+        at_work.add(placer)
+        most = max(most, len(at_work))
+        time.sleep(0.001)
+        real(placer, piece)
+        at_work.discard(placer)
+
+    monkeypatch.setattr(Placer, "place", place)
     for content in contents:
         await content.flush()
     await desk.upkeep.sync()
+    assert most == 1
     assert desk.store.counters()["stored_bytes"] < len(data) + 100_000
     for content in contents:
         await desk.close(content)
