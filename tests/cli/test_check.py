@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
+import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -34,11 +35,16 @@ def flip(store: Path, name: str, at: int) -> None:
         file.write(bytes([old ^ 8]))
 
 
+def volume_bytes(store: Path) -> bytes:
+    return (store / "volumes/0001/data.mdb").read_bytes()
+
+
 def spoil_content(store: Path, data: bytes) -> None:
-    """Flip a bit in stored bytes that begin like ``data``."""
-    found = (store / "volumes/0001/data.mdb").read_bytes().find(data[:64])
-    assert found > 0
-    flip(store, "volumes/0001/data.mdb", found + 10)
+    """Flip a bit wherever stored bytes begin like ``data``: an earlier, shorter block may be left."""
+    found = [match.start() for match in re.finditer(re.escape(data[:64]), volume_bytes(store))]
+    assert found
+    for at in found:
+        flip(store, "volumes/0001/data.mdb", at + 10)
 
 
 def test_a_mount_and_its_store(filled: Mounted) -> None:
