@@ -77,13 +77,14 @@ def commands(debug: bool) -> None:
 
 def main(args: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status. Never a traceback, unless asked for."""
+    own_process = args is None
     args = list(sys.argv[1:] if args is None else args)
     debug = "--debug" in args or os.environ.get("CACHEFS_DEBUG", "0") not in ("", "0")
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # names need not be UTF-8
             stream.reconfigure(errors="backslashreplace")
     try:
-        status = commands.main(args, prog_name="cachefs", standalone_mode=False)
+        status = commands.main(args, prog_name="cachefs", standalone_mode=False, obj=own_process)
         return status if isinstance(status, int) else 0
     except (click.Abort, KeyboardInterrupt):
         return INTERRUPTED

@@ -15,6 +15,7 @@ from cachefs.config import (
 from cachefs.errors import UsageError, UserError
 from cachefs.mount import daemon
 from cachefs.mount import mountpoint as places
+from cachefs.mount.allocator import start_with_huge_pages
 from cachefs.sizes import default_max_bytes, format_size, parse_max_size
 
 HELP = """\
@@ -108,6 +109,8 @@ def command(
     options: tuple[str, ...],
     debug: bool,
 ) -> int:
+    if click.get_current_context().obj:
+        start_with_huge_pages()
     given = parse_mount_options(options)
     size = max_size if max_size is not None else given.get("max_size")
     log = log_file or given.get("log_file")

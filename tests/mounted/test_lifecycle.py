@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import platform
 import random
 import re
 import shutil
@@ -59,6 +60,23 @@ def test_background_mount_is_usable_when_it_returns(mount: Mount) -> None:
     assert mounted is not None
     assert (mounted.fstype, mounted.source) == ("fuse.cachefs", str(m.store))
     assert f"at most 100 MiB, pid {m.pid}" in m.log()
+
+
+@pytest.mark.parametrize("given", ["", "glibc.malloc.perturb=0", "glibc.malloc.hugetlb=0"])
+def test_the_daemon_asks_for_huge_pages(given: str, folders: tuple[Path, Path]) -> None:
+    """Unless its user has decided about them."""
+    if platform.libc_ver()[0] != "glibc":
+        pytest.skip("needs glibc")
+    store, mnt = folders
+    done = subprocess.run(
+        command("mount", store, mnt), env={**environment(), "GLIBC_TUNABLES": given}, timeout=TIMEOUT
+    )
+    assert done.returncode == 0
+    (pid,) = daemons_of(store)
+    of_daemon = Path(f"/proc/{pid}/environ").read_bytes()
+    assert (b"glibc.malloc.hugetlb=1" in of_daemon) is ("hugetlb" not in given)
+    assert given.encode() in of_daemon
+    assert run_cachefs("umount", mnt).returncode == 0
 
 
 def test_the_daemon_belongs_to_nobody(mount: Mount) -> None:
