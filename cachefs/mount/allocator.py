@@ -34,6 +34,12 @@ def start_with_huge_pages() -> None:
         os.execve(sys.executable, sys.orig_argv, here)
 
 
+def give_back() -> None:
+    """Give all freed memory back to the kernel: it may be a while until it is needed again."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 def keep_memory() -> None:
     """Keep up to 64 MiB of freed memory instead of giving it back to the kernel at once.
 

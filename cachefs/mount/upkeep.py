@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import trio
 
+from cachefs.mount.allocator import give_back
 from cachefs.mount.scrub import Scrub
 from cachefs.store import Store, StoreFailed, StoreFull
 from cachefs.store.evict import Member
@@ -19,6 +20,8 @@ log = logging.getLogger("cachefs.upkeep")
 COMMIT_EVERY = 1.0
 """Seconds between commits of what nobody synced."""
 
+_GIVE_BACK_EVERY = 10
+"""Seconds without a commit after which, and then again, freed memory is given back."""
 _UNITS_A_COMMIT = 2048
 _DIRECTORIES = 1024
 """Directories remembered whose files are synced when they are written."""
@@ -119,12 +122,17 @@ class Upkeep:
                 store.blocks.release(holds)
 
     async def _commit_now_and_then(self) -> None:
+        idle = 0
         while True:
             await trio.sleep(COMMIT_EVERY)
+            idle += 1
+            if idle % _GIVE_BACK_EVERY == 0:
+                await trio.to_thread.run_sync(give_back)
             try:
                 if self._store.writer.failed:
                     await trio.to_thread.run_sync(self._store.writer.probe)
                 if self._store.index.active:
+                    idle = 0
                     await self.commit()
                     if self._store.index_full():
                         self.wake()

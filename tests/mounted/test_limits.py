@@ -24,7 +24,7 @@ from cachefs.sizes import GIB, MIB
 from cachefs.store.recipe import MAX_SIZE
 
 from ..crash.sound import complaints
-from ..running import Mounted, disk_use, run_cachefs, sampled_memory
+from ..running import Mounted, disk_use, eventually, memory_of, run_cachefs, sampled_memory
 from .conftest import MountFactory
 from .kernel import fails, opened, sync_directory
 
@@ -391,3 +391,14 @@ def test_open_handles(mount: MountFactory, count: int) -> None:
         assert m.stats()["evicted_entries"] == 0
         assert (m.path / "old").read_bytes() == b"old" * 1_000_000
         assert all((m.path / f"{number}").read_bytes() == b"%d" % number for number in range(0, count, 17))
+
+
+@pytest.mark.soak
+def test_memory_is_given_back(mount: MountFactory) -> None:
+    """By a daemon that has nothing to do; it waits ten seconds."""
+    m = mount("--max-size", "2G")
+    idle = memory_of(m.pid)
+    for number in range(3):
+        (m.path / f"{number}").write_bytes(random.Random(number).randbytes(200 * MIB))
+    assert memory_of(m.pid) > idle + 64 * MIB
+    assert eventually(lambda: memory_of(m.pid) < idle + 32 * MIB, 60)
