@@ -28,12 +28,19 @@ def read(blocks: Blocks, source: Recipe, start: int, size: int) -> Buffer:
     with blocks.reader() as reader:
         if len(extents) > 1 and size >= _AHEAD_FROM:
             reader.will_need(_blocks(extents))
-        for extent in extents:
-            low = max(start, extent.start) - extent.start
-            high = min(stop, extent.start + extent.length) - extent.start
-            into = view[extent.start + low - start : extent.start + high - start]
-            _fill(reader, extent, low, high, into)
+        parts = [_part(extent, start, stop, view) for extent in extents]
+        whole = [n for n, extent in enumerate(extents) if extent.kind == recipe.SLICE and extent.b == 0]
+        done = {whole[n] for n in reader.unpack((extents[n].a, parts[n][2]) for n in whole)}
+        for number, (extent, (low, high, into)) in enumerate(zip(extents, parts, strict=True)):
+            if number not in done:
+                _fill(reader, extent, low, high, into)
     return view
+
+
+def _part(extent: Extent, start: int, stop: int, view: memoryview) -> tuple[int, int, memoryview]:
+    """From where to where bytes start … stop take up the extent, and their place in ``view``."""
+    low, high = max(start, extent.start), min(stop, extent.start + extent.length)
+    return low - extent.start, high - extent.start, view[low - start : high - start]
 
 
 def _blocks(extents: list[Extent]) -> Iterator[int]:

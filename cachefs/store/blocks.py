@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 import lmdb
 import numpy as np
+import numpy.typing as npt
 import xxhash
 
 from cachefs.states.pieces import Buffer
@@ -395,7 +396,7 @@ class BlockReader:
 
     def copy(self, block: int, start: int, into: memoryview) -> None:
         """Copy a block's raw bytes from ``start`` on into all of ``into``. Raises Damaged."""
-        if not self._copy_located(block, start, into) and not self._decode_into(block, start, into):
+        if not self._copy_located(block, start, into):
             raw = memoryview(self.raw(block))
             if len(raw) < start + len(into):
                 raise Damaged(f"block {block} is shorter than its slice")
@@ -418,23 +419,31 @@ class BlockReader:
             into[:] = whole[start : start + len(into)]
         return True
 
-    def _decode_into(self, block: int, start: int, into: memoryview) -> bool:
-        """`copy` of a whole block that is packed, without a detour; False if that cannot be done."""
-        row = self.row(block)
-        if row is None or row.codec != PLANES or start or len(into) != row.raw:
-            return False
-        payload = self._payload(block, row) if self._blocks.decoded.get(block) is None else None
-        if payload is None:
-            return False
+    def unpack(self, wanted: Iterable[tuple[int, memoryview]]) -> set[int]:
+        """Fill each buffer, as long as its block, from what is packed; which of them, by number.
+
+        None where a block is damaged: `copy` will tell which.
+        """
+        rows: list[tuple[int, int, BlockRow]] = []
+        items: list[tuple[Buffer, npt.NDArray[np.uint8]]] = []
+        for number, (block, into) in enumerate(wanted):
+            row = self.row(block)
+            if row is None or row.codec != PLANES or len(into) != row.raw:
+                continue
+            payload = self._payload(block, row)
+            if payload is not None:
+                rows.append((number, block, row))
+                items.append((payload, np.frombuffer(into, np.uint8)))
         try:
-            codec.decode_planes(payload, np.frombuffer(into, np.uint8))
+            codec.decode_many(items)
         except codec.Broken:
-            return False
-        if not self._blocks.is_verified(block):
-            if xxhash.xxh3_128_digest(into) != row.digest:
-                return False
-            self._blocks.set_verified(block)
-        return True
+            return set()
+        for (_, block, row), (_, out) in zip(rows, items, strict=True):
+            if not self._blocks.is_verified(block):
+                if xxhash.xxh3_128_digest(out.data) != row.digest:
+                    return set()
+                self._blocks.set_verified(block)
+        return {number for number, _, _ in rows}
 
     def will_need(self, ids: Iterable[int]) -> None:
         """Have the disk read blocks that will be asked for soon, unless the first is in memory."""

@@ -10,9 +10,11 @@ Measured on SmolLM2 (256 KiB groups of rows, one core): ratio 1.18 on f16, 1.5 o
 bf16, 1.26 on f32, 1.055 on q8_0; packing takes 1 to 2 ms a MiB, decoding f16 0.6.
 """
 
+import os
 import struct
 import threading
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +38,7 @@ _TRIED_PART = 8 * 1024
 _HOPELESS = 0.985
 """A short piece carries its own tables, about 1 %, so it saves less than the whole."""
 _TRY_ALL_EVERY = 16
+_THREADS = min(4, os.cpu_count() or 1)
 
 Bytes = npt.NDArray[np.uint8]
 _local = threading.local()
@@ -179,9 +182,8 @@ def join(parts: list[Bytes], layout: Layout, out: Bytes) -> None:
     used = count * layout.element
     if layout == _NUMBERS[0]:
         numbers = out[:used].view("<u2")
-        np.copyto(numbers, planes[1])
-        numbers *= 256
-        numbers += planes[0]
+        np.multiply(planes[1], np.uint16(256), out=numbers, dtype=np.uint16)
+        np.add(numbers, planes[0], out=numbers)
     else:
         elements = out[:used].reshape(count, layout.element)
         for i, plane in enumerate(planes):
@@ -208,36 +210,77 @@ def decode(payload: Buffer, codec: int, raw: int) -> Buffer:
 
 def decode_planes(payload: Buffer, out: Bytes) -> None:
     """Fill ``out``, as long as the raw bytes, from a payload of PLANES. Raises Broken."""
+    layout, stored, lengths = _parts(payload, len(out))
+    planes = [
+        part if len(part) == length else _unzstd(part, length)
+        for part, length in zip(stored, lengths, strict=True)
+    ]
+    if [len(plane) for plane in planes] != lengths:
+        raise Broken("the planes have other lengths")
+    join([np.frombuffer(plane, np.uint8) for plane in planes], layout, out)
+
+
+def decode_many(items: Sequence[tuple[Buffer, Bytes]]) -> None:
+    """`decode_planes` for each (payload, out), all frames in one call and on several cores. Raises Broken.
+
+    Measured with two cores: 0.35 ms a MiB instead of 0.5.
+    """
+    found = [_parts(payload, len(out)) for payload, out in items]
+    frames: list[bytes | bytearray | memoryview] = []
+    sizes: list[int] = []
+    for _, stored, lengths in found:
+        for part, length in zip(stored, lengths, strict=True):
+            if len(part) != length:
+                frames.append(part)
+                sizes.append(length)
+    unpacked: Any = ()
+    if frames:
+        try:
+            unpacked = _decompressor().multi_decompress_to_buffer(
+                frames, decompressed_sizes=np.array(sizes, np.uint64).data, threads=_THREADS
+            )
+        except (zstandard.ZstdError, MemoryError, ValueError) as error:
+            raise Broken(str(error)) from None
+    planes = iter(unpacked)
+    for (layout, stored, lengths), (_, out) in zip(found, items, strict=True):
+        parts = [
+            np.frombuffer(part if len(part) == length else next(planes), np.uint8)
+            for part, length in zip(stored, lengths, strict=True)
+        ]
+        join(parts, layout, out)
+
+
+def _parts(payload: Buffer, raw: int) -> tuple[Layout, list[memoryview], list[int]]:
+    """Layout, planes as stored, and their raw lengths, of ``raw`` bytes in all. Raises Broken."""
+    whole = memoryview(payload)
     try:
-        _decode_planes(memoryview(payload), out)
+        layout = Layout(*_HEAD.unpack_from(whole))
+        if layout.element < 2 or not 1 <= layout.planes <= layout.element:
+            raise Broken(f"no layout: {layout}")
+        stored = struct.unpack_from(f"<{layout.planes + 1}I", whole, _HEAD.size)
     except struct.error:
         raise Broken("the payload is cut off") from None
-
-
-def _decode_planes(payload: memoryview, out: Bytes) -> None:
-    raw = len(out)
-    layout = Layout(*_HEAD.unpack_from(payload))
-    if layout.element < 2 or not 1 <= layout.planes <= layout.element:
-        raise Broken(f"no layout: {layout}")
-    count = raw // layout.element
-    lengths = [count] * layout.planes + [raw - count * layout.planes]
-    at = _HEAD.size + len(lengths) * _LENGTH.size
-    parts: list[Bytes] = []
-    for i, length in enumerate(lengths):
-        (stored,) = _LENGTH.unpack_from(payload, _HEAD.size + i * _LENGTH.size)
-        part = payload[at : at + stored]
-        at += stored
-        parts.append(np.frombuffer(part if stored == length else _unzstd(part, length), np.uint8))
-    if at != len(payload) or [len(part) for part in parts] != lengths:
+    at = _HEAD.size + len(stored) * _LENGTH.size
+    parts = []
+    for size in stored:
+        parts.append(whole[at : at + size])
+        at += size
+    if at != len(whole):
         raise Broken("the planes have other lengths")
-    join(parts, layout, out)
+    count = raw // layout.element
+    return layout, parts, [count] * layout.planes + [raw - count * layout.planes]
+
+
+def _decompressor() -> zstandard.ZstdDecompressor:
+    if not hasattr(_local, "decompressor"):
+        _local.decompressor = zstandard.ZstdDecompressor()
+    found: zstandard.ZstdDecompressor = _local.decompressor
+    return found
 
 
 def _unzstd(payload: Buffer, raw: int) -> bytes:
-    if not hasattr(_local, "decompressor"):
-        _local.decompressor = zstandard.ZstdDecompressor()
     try:
-        out: bytes = _local.decompressor.decompress(payload, max_output_size=raw)
+        out: bytes = _decompressor().decompress(payload, max_output_size=raw)
     except (zstandard.ZstdError, MemoryError) as error:  # a damaged frame may promise any size
         raise Broken(str(error)) from None
     return out

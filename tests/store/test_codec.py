@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import struct
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -84,6 +87,25 @@ def test_splitting_loses_nothing(raw: bytes, layout: Layout) -> None:
         assert out.tobytes() == raw
 
 
+def test_many_at_once() -> None:
+    """Whatever their layouts, and with planes of which none, some or all are packed."""
+    raws = [
+        (numbers("f2", 98304), ROWS, 384),
+        (numbers("f4", 49152) + b"odd", CHUNK, 0),
+        (q8_0(6000), ROWS, 204),
+        (numbers("bf16", 98304), TILE, 2),
+    ]
+    packed = [(*Packer().pack(*each), each[0]) for each in raws]
+    assert {which for which, _, _ in packed} == {PLANES}
+    outs = [np.empty(len(raw), np.uint8) for _, _, raw in packed]
+    codec.decode_many([(payload, out) for (_, payload, _), out in zip(packed, outs, strict=True)])
+    assert [out.tobytes() for out in outs] == [raw for _, _, raw in packed]
+    stored = struct.pack("<BB3I", 2, 2, 4, 4, 1) + b"acegbdfhi"
+    codec.decode_many([(stored, outs[0][:9])])
+    assert outs[0][:9].tobytes() == b"abcdefghi"
+    codec.decode_many([])
+
+
 @given(st.data())
 def test_damage_is_told(data: st.DataObject) -> None:
     """Any payload at all: Broken, or bytes, whose digest the reader looks at."""
@@ -103,3 +125,7 @@ def test_damage_is_told(data: st.DataObject) -> None:
             pass
         else:
             assert which == PLANES
+    with contextlib.suppress(codec.Broken):
+        codec.decode_many(
+            [(payload, np.empty(len(raw), np.uint8)), (damaged[:cut], np.empty(len(raw), np.uint8))]
+        )

@@ -313,6 +313,27 @@ def test_damage_stays_damage(store: Store, known: bool) -> None:
     assert store.blocks.damaged == {only_block(store, ino), block}
 
 
+def test_one_of_many_is_damaged(store: Store) -> None:
+    """Packed blocks are decoded many at once; only the damaged one cannot be had."""
+    pieces = state(12)
+    ino = add(store, b"a", pieces)
+    store.commit()
+    run(store)
+    recipe = store.tree.recipe(ino)
+    block = recipe.blocks()[0].tolist()[5]
+    volume = store.volumes.by_number[committed_row(store, block).volume]
+    with volume.env.begin(write=True, db=volume.parts) as txn:
+        payload = bytearray(txn.get(replace.part_key(block, 0)) or b"")
+        payload[20] ^= 1
+        txn.put(replace.part_key(block, 0), bytes(payload))
+    for _ in range(2):
+        with pytest.raises(Damaged, match=f"block {block} "):
+            content(store, ino)
+    for start, stop in ((0, 5 * GROUP), (6 * GROUP, 12 * GROUP)):
+        assert store.read(recipe, start, stop - start) == joined(pieces)[start:stop]
+    assert store.blocks.damaged == {block}
+
+
 def test_at_the_bound(opened: Opener, tmp_path: Path) -> None:
     """A store filled to the brim gains room, and never takes more than its bound meanwhile."""
     store = opened(SMALL)
