@@ -35,7 +35,7 @@ Progress = Callable[[str, int, int], None]
 """Told of a step by name, with bytes done and to do (0 and 0 where they are not known)."""
 
 _BATCH_BYTES = 16 << 20
-_PART = np.dtype([("block", ">u8"), ("number", ">u4")])
+PART = np.dtype([("block", ">u8"), ("number", ">u4")])
 
 
 def _quiet(step: str, done: int, of: int) -> None:
@@ -206,7 +206,7 @@ class Payloads:
             there: Ids = np.frombuffer(keys, np.uint64)
             part_keys = b"".join(txn.cursor(volume.parts).iternext(values=False))
         there = there[there != 0]
-        pieces = np.frombuffer(part_keys[: len(part_keys) // 12 * 12], _PART)
+        pieces = np.frombuffer(part_keys[: len(part_keys) // 12 * 12], PART)
         pieces = pieces[pieces["block"] != 0]  # the journal of `replace`
         owners, number = np.unique(pieces["block"].astype(np.uint64), return_counts=True)
         split = parts > 0

@@ -119,6 +119,7 @@ def settle(volume: Volume, index: Index) -> int:
         journal = txn.get(_JOURNAL)
     if journal is None:
         return 0
+    journal = journal[: len(journal) // _ID.size * _ID.size]  # damaged, maybe
     blocks = [block for (block,) in _ID.iter_unpack(journal)]
     with index.env.begin(db=index.dbs["blocks"]) as txn:
         values = {block: txn.get(int_key(block)) for block in blocks}

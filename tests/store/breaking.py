@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -37,10 +37,12 @@ def set_hint(store: Store, block: int, hint: int) -> None:
         txn.put(int_key(block), row.pack())
 
 
-def crash(store: Store, path: Path) -> Store:
-    """The store as the next process finds it: nothing pending was written."""
+def crash(store: Store, path: Path, between: Callable[[Path], None] | None = None) -> Store:
+    """The store as the next process finds it: nothing pending was written. ``between``: done before it."""
     store._writing.shutdown()
     store.volumes.close()
     store.index.close()
     store._lock.release()
+    if between is not None:
+        between(path)
     return Store.open(path)

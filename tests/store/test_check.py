@@ -184,6 +184,31 @@ def test_payloads_of_nobody_are_deleted(place: Path) -> None:
     mend(place)
 
 
+def _empty(path: Path) -> None:
+    (path / "data.mdb").touch()
+
+
+def _zeros(path: Path) -> None:
+    (path / "data.mdb").write_bytes(bytes(8192))
+
+
+def _no_tables(path: Path) -> None:
+    lmdb.open(str(path), map_size=MIB).close()
+
+
+@pytest.mark.parametrize("make", [_empty, _zeros, _no_tables])
+def test_a_volume_that_was_being_made_is_no_hindrance(
+    place: Path, template: tuple[Path, dict[str, bytes]], make: Callable[[Path], None]
+) -> None:
+    """A crash left it before the index knew it; a power cut may leave anything there."""
+    (place / "volumes/0009").mkdir()
+    make(place / "volumes/0009")
+    assert mend(place) == ["removed volume 9, which holds nothing"]
+    store = Store.open(place)
+    assert read_all(store, template[1]) == {"whole": len(template[1])}
+    store.close()
+
+
 def test_damaged_victims_are_dropped(place: Path) -> None:
     index = Index(place / "index", None)
     with index.snapshot() as txn:

@@ -15,8 +15,11 @@ import pytest
 from cachefs.sizes import MIB
 from cachefs.states.pieces import Band, Rows
 from cachefs.store import Damaged, Now, Store, StoreFull, home, replace
+from cachefs.store.check import check
+from cachefs.store.check_repair import repair
 from cachefs.store.recompress import Progress, Recompressor
 from cachefs.store.records import KEPT, PLANES, RAW, BlockRow
+from cachefs.store.volumes import Volume, part_key
 
 from .breaking import Broken, crash, failing
 from .conftest import Opener
@@ -56,6 +59,14 @@ def run(store: Store, through: Recompressor | None = None) -> Progress:
         total.ended = step.ended
         assert_exact(store)
     return total
+
+
+def repair_it(path: Path) -> None:
+    """No file is lost by it, and a check finds nothing left to do."""
+    report, done = repair(path, deep=True, progress=lambda step, at, of: None)
+    assert report.sound, list(map(str, report.findings))
+    assert all(each.startswith("deleted ") for each in done), done
+    assert check(path, deep=True).sound
 
 
 def rows(store: Store) -> list[BlockRow]:
@@ -166,13 +177,20 @@ def test_saves_share_with_packed_blocks(store: Store) -> None:
     assert_exact(store)
 
 
+@pytest.mark.parametrize("then", ["start", "repair", "repair without journal"])
+@pytest.mark.parametrize("split", [0, 8000])
 @pytest.mark.parametrize("point", ["_put_beside", "restate", "settle", "before"])
-def test_a_crash_between(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str) -> None:
-    """The next start finds each block with one payload, and the figures right."""
+def test_a_crash_between(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str, split: int, then: str
+) -> None:
+    """The next start finds each block with one payload, and the figures right; so does a repair."""
     store = Store.open(tmp_path / "store", SMALL)
     pieces = state(6)
-    ino = add(store, b"a", pieces)
-    store.commit()
+    put = Volume.put
+    with monkeypatch.context() as patch:
+        patch.setattr(Volume, "put", lambda volume, payloads: put(volume, payloads, split))
+        ino = add(store, b"a", pieces)
+        store.commit()
     real_put, real_restate = replace._put_beside, store.writer.restate
 
     def stop(*_: Any) -> None:
@@ -202,7 +220,11 @@ def test_a_crash_between(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point:
         patch.setattr(replace, "settle", first_only)
         with pytest.raises(Broken):
             recompressor(store).step(lambda: False)
-    store = crash(store, tmp_path / "store")
+    if then == "repair without journal":
+        for volume in store.volumes.by_number.values():
+            with volume.env.begin(write=True) as txn:
+                txn.delete(part_key(0, 0), db=volume.parts)
+    store = crash(store, tmp_path / "store", repair_it if then != "start" else None)
     try:
         assert_exact(store)
         assert content(store, ino) == joined(pieces)
