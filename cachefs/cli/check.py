@@ -39,6 +39,8 @@ Examples:
   cachefs check --json ~/kv | jq .findings
 """
 
+REPAIR = "'cachefs check --deep --repair' on the unmounted store removes what is lost"
+
 
 @click.command("check", help=HELP, short_help="Check a store, and repair it.")
 @click.argument("path", required=False)
@@ -109,7 +111,7 @@ def describe(report: "Report", done: list[str]) -> Iterator[str]:
     if report.sound:
         yield f"{seen}{how}: {'sound now' if done else 'sound'}"
     else:
-        hint = "" if done else "; 'cachefs check --deep --repair' on the unmounted store removes what is lost"
+        hint = "" if done else f"; {REPAIR}"
         yield f"{seen}{how}: {count(len(report.findings), 'finding')}{hint}"
 
 

@@ -5,9 +5,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from cachefs.cli.check import REPAIR
 from cachefs.cli.table import age, print_table, printable
 from cachefs.cli.target import find, print_json, settle
-from cachefs.sizes import format_size
+from cachefs.sizes import count, format_size
 
 if TYPE_CHECKING:
     from cachefs.store.reader import Entry
@@ -39,24 +40,33 @@ _FIELDS = ("name", "tokens", "cells", "layers", "type", "size", "exclusive", "sh
 @click.argument("path", required=False)
 @click.option("--json", "as_json", is_flag=True, help="One JSON document; names are only ever added.")
 @click.option("--sort", type=click.Choice(list(_ORDERS)), default="name", show_default=True)
-def command(path: str | None, as_json: bool, sort: str) -> None:
+def command(path: str | None, as_json: bool, sort: str) -> int:
+    from cachefs.store.check_index import Finding
     from cachefs.store.reader import Reader
 
     target = find(path)
     settle(target)
     with closing(Reader(target.store)) as reader:
         entries = [entry for entry in reader.entries() if _inside(entry.name, target.name)]
+        unreadable = [name for name in reader.unreadable if _inside(name, target.name)]
+    if unreadable:
+        rows = count(len(unreadable), "damaged row")
+        damage = Finding(f"cannot be listed, {rows} of the index", tuple(sorted(unreadable)))
+        click.echo(f"cachefs: {printable(str(damage))}; {REPAIR}", err=True)
     entries.sort(key=_ORDERS[sort])
     if as_json:
         mountpoint = str(target.mount.path) if target.mount else None
         documents = [_document(entry) for entry in entries]
-        print_json({"store": str(target.store), "mountpoint": mountpoint, "entries": documents})
-        return
+        document = {"store": str(target.store), "mountpoint": mountpoint, "entries": documents}
+        print_json(document | {"damaged": sorted(unreadable)})
+        return bool(unreadable)
     if not entries:
-        print(f"{target} holds no entries")
-        return
+        if not unreadable:
+            print(f"{target} holds no entries")
+        return bool(unreadable)
     titles = ["name", "tokens", "cells", "layers", "type", "size", "only here", "shared", "used", "pinned"]
     print_table(titles, [_row(entry) for entry in entries], left=("name", "type", "pinned"))
+    return bool(unreadable)
 
 
 def _inside(name: str, directory: str) -> bool:

@@ -73,12 +73,14 @@ def _all(target: Target, yes: bool) -> list[Target]:
     inside = target.name + "/" if target.name else ""
     with closing(Reader(target.store)) as reader:
         entries = [e for e in reader.entries() if e.name == target.name or e.name.startswith(inside)]
-    if not entries or yes:
-        return [Target(target.store, target.mount, entry.name) for entry in entries]
+        damaged = [n for n in reader.unreadable if n == target.name or n.startswith(inside)]
+    targets = [Target(target.store, target.mount, name) for name in (*(e.name for e in entries), *damaged)]
+    if not targets or yes:
+        return targets
     if not sys.stdin.isatty():
         raise UsageError("rm --all asks before it removes; without a terminal add --yes")
     pinned = sum(entry.pinned for entry in entries)
     size = format_size(sum(entry.size for entry in entries))
     also = f", {pinned} of them pinned" if pinned else ""
-    click.confirm(f"Remove {len(entries)} files ({size}{also}) from {target}?", abort=True, err=True)
-    return [Target(target.store, target.mount, entry.name) for entry in entries]
+    click.confirm(f"Remove {len(targets)} files ({size}{also}) from {target}?", abort=True, err=True)
+    return targets

@@ -99,6 +99,7 @@ class Index:
         self.path = path
         self._clean = clean
         self._map_bytes = map_bytes
+        self.readonly = map_bytes is None
         self.dbs: dict[str, Any] = {}
         self.open()
         self.active = Layer()

@@ -6,7 +6,7 @@ import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import lmdb
 import numpy as np
@@ -14,11 +14,11 @@ import numpy.typing as npt
 
 from cachefs import __version__
 from cachefs.store import clean, home
-from cachefs.store.errors import StoreRefused
+from cachefs.store.errors import Damaged, StoreRefused
 from cachefs.store.index import Index
 from cachefs.store.recipe import Recipe
-from cachefs.store.records import Inode, Refs, int_key, int_of
-from cachefs.store.tree import Tree
+from cachefs.store.records import Dirent, Inode, Refs, int_key, int_of, of_be
+from cachefs.store.tree import ROOT, Tree
 from cachefs.store.writer import COUNTERS
 
 
@@ -58,6 +58,8 @@ class Reader:
                 raise StoreRefused(f"{path}: belongs to another user; run as its owner") from None
             raise StoreRefused(f"{path}: cannot be read: {error}") from None
         self._tree = Tree(self._index)
+        self.unreadable: list[str] = []
+        """Names that `entries` met and could not yield: their rows in the index are damaged."""
 
     def close(self) -> None:
         self._index.close()
@@ -90,11 +92,44 @@ class Reader:
         return figures
 
     def entries(self) -> Iterator[Entry]:
-        """Every file, directory by directory."""
-        for path, ino in self._tree.walk():
-            inode = self._tree.get(ino)
-            if stat.S_ISREG(inode.mode):
-                yield self._entry(os.fsdecode(path), ino, inode)
+        """Every file, directory by directory; those whose rows are damaged go into `unreadable`."""
+        for name, dirent in self._walk():
+            try:
+                if dirent is None:
+                    raise Damaged("a row of dirents in the index is damaged")
+                inode = self._tree.get(dirent.ino)
+                entry = self._entry(name, dirent.ino, inode) if stat.S_ISREG(inode.mode) else None
+            except (OSError, Damaged):
+                self.unreadable.append(name)
+                continue
+            if entry is not None:
+                yield entry
+
+    def _walk(self) -> Iterator[tuple[str, Dirent | None]]:
+        """(path, dirent) of everything but directories; None where the dirent is damaged.
+
+        By the names themselves rather than by their order, as `Tree.walk` goes: a damaged
+        row there would hide those that follow.
+        """
+        children: dict[int, list[tuple[bytes, Dirent | None]]] = {}
+        with self._index.snapshot() as txn:
+            rows = cast(Iterator[tuple[bytes, bytes]], txn.cursor(self._index.dbs["dirents"]))
+            for key, value in rows:
+                try:
+                    dirent = Dirent.unpack(self._index.from_disk("dirents", key, value))
+                except (OSError, Damaged):
+                    dirent = None
+                children.setdefault(of_be(key[:8]), []).append((key[8:], dirent))
+        directories = [(ROOT, b"")]
+        while directories:
+            parent, prefix = directories.pop()
+            for name, dirent in children.pop(parent, ()):
+                if dirent is not None and dirent.kind == stat.S_IFDIR:
+                    directories.append((dirent.ino, prefix + name + b"/"))
+                else:
+                    yield os.fsdecode(prefix + name), dirent
+        for lost in children.values():  # below a directory whose name is damaged
+            yield from ((os.fsdecode(name), None) for name, _ in lost)
 
     def damaged(self) -> list[str]:
         """Files that name a block in quarantine, and so cannot be read in full."""
@@ -105,8 +140,7 @@ class Reader:
             blocks = np.array([int_of(key) for key in keys], np.uint64)
         if not len(blocks):
             return []
-        files = ((path, ino) for path, ino in self._tree.walk() if self._names(ino, blocks))
-        return sorted(os.fsdecode(path) for path, _ in files)
+        return sorted(name for name, dirent in self._walk() if dirent and self._names(dirent.ino, blocks))
 
     def _names(self, ino: int, blocks: npt.NDArray[np.uint64]) -> bool:
         try:

@@ -66,7 +66,7 @@ class Tree:
             for key in txn.cursor(index.dbs["xattrs"]).iternext(values=False):
                 if key[8:] == PIN:
                     self.pinned.add(of_be(key[:8]))
-        if index.get("inodes", be(ROOT)) is None:
+        if not index.readonly and index.get("inodes", be(ROOT)) is None:
             now = clock()
             root = Inode(
                 stat.S_IFDIR | 0o700, os.getuid(), os.getgid(), 2, 0, now, now, now, now, now, 0, ROOT, 0

@@ -8,10 +8,12 @@ import random
 import re
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from cachefs.store.index import Index
 from cachefs.store.pages import faults
 
 from ..running import Mounted, run_cachefs
@@ -37,6 +39,15 @@ def flip(store: Path, name: str, at: int) -> None:
 
 def volume_bytes(store: Path) -> bytes:
     return (store / "volumes/0001/data.mdb").read_bytes()
+
+
+def spoil_row(store: Path, table: str, inode: int) -> None:
+    """Break the seal of a file's row in a table of the index."""
+    with closing(Index(store / "index", 1 << 24)) as index, index.env.begin(write=True) as txn:
+        for key, value in list(txn.cursor(index.dbs[table])):
+            named = value if table in ("dirents", "cookies") else key[::-1][-8:]
+            if int.from_bytes(named[:8], "little") == inode:
+                txn.put(key, value[:-1] + bytes([value[-1] ^ 1]), db=index.dbs[table])
 
 
 def spoil_content(store: Path, data: bytes) -> None:
@@ -116,6 +127,37 @@ def test_damaged_pages_refuse_the_mount_and_can_be_repaired(filled: Mounted) -> 
         assert (done.returncode, done.stderr.count("\n")) == (1, 1)
     assert run_cachefs("check", "--deep", "--repair", filled.store).returncode == 0
     filled.mount()
+
+
+@pytest.mark.parametrize("table", ["inodes", "recipes", "dirents", "cookies"])
+def test_ls_lists_what_is_not_damaged(filled: Mounted, table: str) -> None:
+    """One line says which could not be listed. `stats` does not need them."""
+    inode = (filled.path / "f1").stat().st_ino
+    filled.umount()
+    spoil_row(filled.store, table, inode)
+    done = run_cachefs("ls", "--json", filled.store)
+    document = json.loads(done.stdout)
+    lost = [] if table == "cookies" else ["f1"]  # its name is known without them
+    assert [each["name"] for each in document["entries"]] == sorted({"f0", "f1", "f2"} - set(lost))
+    assert (document["damaged"], done.returncode) == (lost, bool(lost))
+    assert done.stderr == (
+        "cachefs: cannot be listed, 1 damaged row of the index: 'f1'; "
+        "'cachefs check --deep --repair' on the unmounted store removes what is lost\n" * bool(lost)
+    )
+    assert run_cachefs("ls", filled.store / "f2").returncode == 0
+    done = run_cachefs("stats", filled.store)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert run_cachefs("check", filled.store).returncode == 1
+
+
+def test_rm_all_takes_what_is_damaged_too(filled: Mounted) -> None:
+    inode = (filled.path / "f1").stat().st_ino
+    filled.umount()
+    spoil_row(filled.store, "recipes", inode)
+    filled.mount()
+    done = run_cachefs("rm", "--all", "--yes", filled.path)
+    assert done.returncode == 0, done.stderr
+    assert list(filled.path.iterdir()) == []
 
 
 def test_what_cannot_run(filled: Mounted, tmp_path: Path) -> None:
