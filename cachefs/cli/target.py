@@ -11,7 +11,7 @@ import click
 from cachefs.errors import UserError
 from cachefs.log import LOG_NAME
 from cachefs.mount import mountpoint as places
-from cachefs.mount.mountpoint import FSTYPE, Mount
+from cachefs.mount.mountpoint import COMMIT, FSTYPE, Mount
 from cachefs.mount.processes import store_served_at
 
 
@@ -103,9 +103,8 @@ def settle(target: Target) -> None:
     """
     if target.mount is None:
         return
-    directory = os.open(target.mount.path, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        os.fsync(directory)
+        os.setxattr(target.mount.path, COMMIT, b"")
     except OSError as error:
         if error.errno not in (errno.EIO, errno.ENOSPC):
             raise
@@ -115,8 +114,6 @@ def settle(target: Target) -> None:
             "what follows is of its last commit",
             err=True,
         )
-    finally:
-        os.close(directory)
 
 
 def print_json(document: object) -> None:

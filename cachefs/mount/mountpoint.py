@@ -15,6 +15,9 @@ from cachefs.errors import UserError
 FUSE_DEVICE = "/dev/fuse"
 FUSE_CONF = "/etc/fuse.conf"
 FSTYPE = "fuse.cachefs"
+COMMIT = "user.cachefs.commit"
+"""Setting this attribute has the daemon commit, and keeps nothing. Unlike a sync it leaves the
+news of a file that was lost behind a close to the client whom it concerns."""
 
 _YOUR_OWN = "choose a directory of your own"
 _MNT_DETACH, _UMOUNT_NOFOLLOW = 2, 8

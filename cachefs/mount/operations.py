@@ -27,6 +27,7 @@ from cachefs.mount.attributes import entry
 from cachefs.mount.content import Content
 from cachefs.mount.guard import guarded
 from cachefs.mount.handle import REQUEST, Handle
+from cachefs.mount.mountpoint import COMMIT
 from cachefs.mount.processes import process_of, was_killed
 from cachefs.mount.recompress import Idle
 from cachefs.mount.upkeep import Upkeep
@@ -39,6 +40,7 @@ log = logging.getLogger("cachefs.operations")
 
 ENTRY_BYTES = 512
 """Room in the index for a name and its inode, or for the name of an attribute."""
+_COMMIT = COMMIT.encode()
 DIRECT_FROM = 1 << 20
 """States of at least this many bytes are read past the page cache, at twice its speed."""
 
@@ -465,6 +467,9 @@ class CacheFS(pyfuse3.Operations):
 
     @guarded
     async def setxattr(self, inode: int, name: bytes, value: bytes, ctx: pyfuse3.RequestContext) -> None:
+        if name == _COMMIT:
+            await self._upkeep.settle()
+            return
         self._check_xattr(name)
         await self._upkeep.make_index_room(ENTRY_BYTES + len(value))
         self._tree.set_xattr(inode, name, value)

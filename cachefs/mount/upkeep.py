@@ -92,14 +92,15 @@ class Upkeep:
     def forget_lost(self, ino: int) -> None:
         self._lost.pop(ino, None)
 
-    async def sync(self) -> None:
-        """Make durable all that clients were told is done.
-
-        Raises StoreFull or StoreFailed, and OSError once where some of it is lost.
-        """
+    async def settle(self) -> None:
+        """Make durable all that clients were told is done. Raises StoreFull or StoreFailed."""
         for done in list(self._behind):
             await done.wait()
         await self.commit()
+
+    async def sync(self) -> None:
+        """The same for a client that builds on it: OSError, too, once where some of it is lost."""
+        await self.settle()
         error, self._untold = self._untold, 0
         if error:
             raise OSError(error, "a file that was closed before could not be stored")

@@ -15,6 +15,7 @@ import pytest
 import trio
 
 from cachefs.config import MountConfig
+from cachefs.mount.mountpoint import COMMIT
 from cachefs.mount.operations import CacheFS
 from cachefs.store import Store, StoreFull
 from cachefs.store.tree import ROOT
@@ -73,6 +74,20 @@ async def client() -> AsyncIterator[Client]:
         await made.fs._finish()
         assert_nothing_leaks(store)
         assert_exact(store)
+
+
+async def test_who_asks_for_figures_takes_no_error_from_who_syncs() -> None:
+    """`cachefs stats` has the daemon commit; that a file was lost is told to the client that syncs."""
+    async with client() as one:
+        await one.save(b"f", noise(300_000))
+        one.fs._upkeep.note_untold(errno.ENOSPC)
+        await one.fs.setxattr(ROOT, COMMIT.encode(), b"", CONTEXT)
+        assert not one.store.index.active
+        assert one.store.tree.xattrs(ROOT) == []
+        with pytest.raises(pyfuse3.FUSEError) as told:
+            await one.fs.fsyncdir(0, False)
+        assert told.value.errno == errno.ENOSPC
+        await one.fs.fsyncdir(0, False)
 
 
 async def test_a_reader_sees_what_another_handle_wrote() -> None:
