@@ -53,7 +53,7 @@ def start_repair(store: Path) -> subprocess.Popen[bytes]:
     )
 
 
-@pytest.mark.parametrize("rounds", [3, pytest.param(60, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("rounds", [2, pytest.param(60, marks=pytest.mark.soak)])
 def test_a_repair_after_a_kill_while_compressing(mount: Callable[..., Mounted], rounds: int) -> None:
     chance = random.Random(rounds)
     for round_ in range(rounds):

@@ -59,10 +59,40 @@ class Exerciser:
         at = len(self.model) if self.append or self.chance.random() < 0.3 else self.place()
         length = min(self.length(), LARGEST - at)
         if length > 0:
-            data = self.data(at, length)
-            assert os.pwrite(self.fd, data, at) == length
-            self.model.extend(bytes(max(0, at - len(self.model))))
-            self.model[at : at + length] = data
+            self.put(self.fd, at, self.data(at, length))
+
+    def put(self, fd: int, at: int, data: bytes) -> None:
+        assert os.pwrite(fd, data, at) == len(data)
+        self.model.extend(bytes(max(0, at - len(self.model))))
+        self.model[at : at + len(data)] = data
+
+    def rewrite_ends(self, fd: int, append: bool) -> None:
+        """Appends, and short writes over the last bytes or some of them; nothing between."""
+        for _ in range(self.chance.randrange(2, 10)):
+            back = 0 if append else min(len(self.model), self.chance.choice([0, 1, 4_096, self.short()]))
+            length = self.chance.choice([1, back or 1, self.short(), self.length()])
+            at = len(self.model) - back
+            if at + length <= LARGEST:
+                self.put(fd, at, self.data(at, length))
+
+    def short(self) -> int:
+        return self.chance.randrange(1, 4_097)
+
+    def write_ends(self) -> None:
+        self.rewrite_ends(self.fd, self.append)
+
+    def save(self) -> None:
+        """Over what is there, or from its end on, by a descriptor that only writes."""
+        anew = self.chance.random() < 0.7
+        fd = os.open(self.path, os.O_WRONLY | (os.O_TRUNC if anew else 0))
+        try:
+            if anew:
+                self.model.clear()
+                for at in range(0, self.chance.randrange(len(self.source)), 100_000):
+                    self.put(fd, len(self.model), self.source[at : at + self.chance.randrange(100_000)])
+            self.rewrite_ends(fd, append=False)
+        finally:
+            os.close(fd)
 
     def read(self) -> None:
         at, length = self.place(), self.length()
@@ -116,6 +146,9 @@ class Exerciser:
     def reopen(self) -> None:
         self.close()
         flags = self.chance.choice(FLAGS)
+        if self.chance.random() < 0.3:
+            flags |= os.O_TRUNC
+            self.model.clear()
         self.append = bool(flags & os.O_APPEND)
         self.fd = os.open(self.path, flags)
         self.other = os.open(self.path, os.O_RDONLY)
@@ -131,7 +164,8 @@ class Exerciser:
     def step(self) -> None:
         calls: list[tuple[int, Callable[[], None]]] = [
             (8, self.write), (8, self.read), (2, self.truncate), (3, self.map_read), (3, self.map_write),
-            (1, self.copy), (1, self.sync), (1, self.reopen), (1, self.rename), (1, self.check),
+            (3, self.write_ends), (2, self.save), (1, self.copy), (1, self.sync), (1, self.reopen),
+            (1, self.rename), (1, self.check),
         ]  # fmt: skip
         call = self.chance.choices([call for _, call in calls], [weight for weight, _ in calls])[0]
         self.calls[call.__name__] += 1
@@ -141,8 +175,9 @@ class Exerciser:
 @pytest.mark.parametrize(
     ("seeds", "seconds"), [(range(1, 3), 1.0), pytest.param(range(100, 160), 10.0, marks=pytest.mark.soak)]
 )
-def test_any_calls(mount: MountFactory, seeds: range, seconds: float) -> None:
-    m = mount("--max-size", "256M")
+@pytest.mark.parametrize("writeback", ["off", "on"])
+def test_any_calls(mount: MountFactory, writeback: str, seeds: range, seconds: float) -> None:
+    m = mount("--max-size", "256M", "--writeback", writeback)
     calls: Counter[str] = Counter()
     for seed in seeds:
         folder = m.path / str(seed)
