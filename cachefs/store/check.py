@@ -81,6 +81,9 @@ def check(path: Path, *, deep: bool = False, progress: Progress = _quiet) -> Rep
     """Look through the store at ``path``, beside its daemon if it has one. Raises StoreRefused."""
     home.check_format(path)
     report = Report(deep)
+    if is_unfinished(path):
+        report.notes.append("left unfinished by a crash while it was made; the next mount makes it anew")
+        return report
     try:
         with ExitStack() as stack:
             live = not stack.enter_context(home.unused(path))
@@ -88,6 +91,12 @@ def check(path: Path, *, deep: bool = False, progress: Progress = _quiet) -> Rep
     except lmdb.Error as error:
         raise StoreRefused(f"{path}: cannot be read: {error}") from None
     return report
+
+
+def is_unfinished(path: Path) -> bool:
+    """Whether a store was never more than begun: nothing was written to it yet."""
+    index = path / "index" / "data.mdb"
+    return not (index.exists() and index.stat().st_size) and not any((path / "volumes").glob("[0-9]*"))
 
 
 def _check(stack: ExitStack, path: Path, report: Report, live: bool, progress: Progress) -> None:

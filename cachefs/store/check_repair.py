@@ -22,31 +22,25 @@ from pathlib import Path
 
 import lmdb
 import numpy as np
-import numpy.typing as npt
 
 from cachefs.sizes import MIB, count
 from cachefs.store import home
-from cachefs.store.check import PART, Payloads, Progress, ReadVolumes, Report, check
+from cachefs.store.check import Payloads, Progress, ReadVolumes, Report, check, is_unfinished
 from cachefs.store.check_index import (
     BE_KEY,
-    BLOCK,
     DIGEST,
     KEY,
     REFS,
-    VOLUME,
-    Ids,
     IndexCheck,
-    Rows,
     footprints,
 )
+from cachefs.store.check_strays import delete_strays, drop_unknown
 from cachefs.store.errors import StoreRefused
 from cachefs.store.index import ROW_TABLES, TABLES, Index, seal
 from cachefs.store.layout import PAGE
 from cachefs.store.pages import Pages
 from cachefs.store.records import Dirent, Inode, Refs, VolumeRow, be, be_pair, int_key, of_be
-from cachefs.store.replace import settle
 from cachefs.store.tree import NAME_MAX, ROOT
-from cachefs.store.volumes import Volume, part_key
 
 _NEW = "repaired"
 _ROWS_A_TXN = 10_000
@@ -56,6 +50,8 @@ _LONGEST_KEY = 511
 def repair(path: Path, *, deep: bool, progress: Progress) -> tuple[Report, list[str]]:
     """Repair a store that nobody has open; how it is then, and what was done. Raises StoreRefused."""
     home.check_format(path)
+    if is_unfinished(path):
+        return check(path), []
     lock = home.Lock(path)
     try:
         report, done = _repair(path, deep, progress)
@@ -76,7 +72,7 @@ def _repair(path: Path, deep: bool, progress: Progress) -> tuple[Report, list[st
     shutil.rmtree(path / "index" / _NEW, ignore_errors=True)  # what a crash left
     rows = _salvage(path / "index", done, {name: name in ("blocks", "refs", "damaged") for name in TABLES})
     folder = path / "index" / _NEW if rows else path / "index"
-    _drop_unknown(path, folder, done)
+    drop_unknown(path, folder, done)
     for each in sorted((path / "volumes").glob("[0-9]*")):
         if (each / "data.mdb").exists():
             shutil.rmtree(each / _NEW, ignore_errors=True)
@@ -106,21 +102,8 @@ def _repair(path: Path, deep: bool, progress: Progress) -> tuple[Report, list[st
         index.env.sync(True)
     if rows:
         _take_place(path / "index")
-    _delete_strays(path, done)
+    delete_strays(path, done)
     return report, done
-
-
-def _drop_unknown(path: Path, folder: Path, done: list[str]) -> None:
-    """Delete volumes that a crash left half made, or half dropped: those that the index does not name."""
-    there = {int(each.name): each for each in (path / "volumes").glob("[0-9]*")}
-    with closing(Index(folder, None)) as index, index.snapshot() as txn:
-        found = IndexCheck(index, txn)
-        named = set(found.table("volumes", KEY, VOLUME)[0].tolist())
-        if there.keys() - named:  # a row may be lost whose volume is in use
-            named |= set(found.table("blocks", KEY, BLOCK)[1]["volume"].tolist())
-    for number in sorted(there.keys() - named):
-        shutil.rmtree(there[number])
-        done.append(f"removed volume {number}, which holds nothing")
 
 
 def _volume_row(path: Path, found: IndexCheck) -> VolumeRow:
@@ -417,50 +400,3 @@ class _Plan:
             mine = kept["volume"] == number
             rows[number] = VolumeRow(map_bytes, int(prints[mine].sum()), int(mine.sum())).pack()
         return self._ints(txn, "volumes", rows) + int(changed)
-
-
-def _delete_strays(path: Path, done: list[str]) -> None:
-    """Delete payloads that belong to no block, and parts of none."""
-    with ExitStack() as stack:
-        index = stack.enter_context(closing(Index(path / "index", None)))
-        found = IndexCheck(index, stack.enter_context(index.snapshot()))
-        deleted = _delete_in_volumes(path, index, found)
-    if deleted:
-        done.append(f"deleted {count(deleted, 'payload')} without a block")
-
-
-def _delete_in_volumes(path: Path, index: Index, found: IndexCheck) -> int:
-    deleted = 0
-    ids, blocks = found.table("blocks", KEY, np.dtype(found.blocks.dtype))
-    volumes, rows = found.table("volumes", KEY, np.dtype([("map_bytes", "<u8"), ("rest", "V16")]))
-    for number, row in zip(volumes.tolist(), rows, strict=True):
-        place = path / "volumes" / f"{number:04d}"
-        size = max(int(row["map_bytes"]), (place / "data.mdb").stat().st_size) + MIB
-        with closing(Volume(number, place, VolumeRow(size // PAGE * PAGE, 0, 0))) as volume:
-            deleted += settle(volume, index)  # what was being compressed when a crash came
-            mine = blocks["volume"] == number
-            with volume.env.begin() as payloads:
-                keys = b"".join(payloads.cursor(volume.parts).iternext(values=False))
-            pieces = np.frombuffer(keys[: len(keys) // 12 * 12], PART)
-            pieces = pieces[pieces["block"] != 0]
-            owners = np.unique(pieces["block"]).astype(np.uint64)
-            there = np.union1d(np.array(volume.ids(), np.uint64), owners)
-            stray = np.setdiff1d(there, ids[mine]).tolist()
-            if stray:
-                volume.delete((block, None) for block in stray)
-            deleted += len(stray) + _delete_parts(volume, pieces, ids[mine], blocks["parts"][mine])
-    return deleted
-
-
-def _delete_parts(volume: Volume, pieces: Rows, ids: Ids, parts: npt.NDArray[np.uint16]) -> int:
-    """Delete the parts that these blocks' rows do not count; how many there were."""
-    at = np.searchsorted(ids, pieces["block"])
-    known = at < len(ids)
-    known[known] = ids[at[known]] == pieces["block"][known]
-    known[known] = pieces["number"][known] >= parts[at[known]]
-    keys = [part_key(*map(int, piece)) for piece in pieces[known].tolist()]
-    if keys:
-        with volume.env.begin(db=volume.parts, write=True, buffers=True) as txn:
-            for key in keys:
-                volume.drop_value(txn, key, volume.parts)
-    return len(keys)

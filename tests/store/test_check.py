@@ -209,6 +209,22 @@ def test_a_volume_that_was_being_made_is_no_hindrance(
     store.close()
 
 
+@pytest.mark.parametrize("empty", [False, True])
+def test_a_store_that_was_being_made(tmp_path: Path, empty: bool) -> None:
+    """There is nothing to repair: a mount goes on where the crash came."""
+    place = tmp_path / "store"
+    Store.open(place, SMALL).close()
+    shutil.rmtree(place / "index")
+    if empty:
+        (place / "index").mkdir()
+        (place / "index/data.mdb").touch()
+    assert check(place).notes == [
+        "left unfinished by a crash while it was made; the next mount makes it anew"
+    ]
+    assert mend(place) == []
+    Store.open(place).close()
+
+
 def test_damaged_victims_are_dropped(place: Path) -> None:
     index = Index(place / "index", None)
     with index.snapshot() as txn:
