@@ -144,10 +144,8 @@ def test_ls_lists_what_is_not_damaged(filled: Mounted, table: str) -> None:
         "cachefs: cannot be listed, 1 damaged row of the index: 'f1'; "
         "'cachefs check --deep --repair' on the unmounted store removes what is lost\n" * bool(lost)
     )
-    assert run_cachefs("ls", filled.store / "f2").returncode == 0
     done = run_cachefs("stats", filled.store)
     assert (done.returncode, done.stderr) == (0, "")
-    assert run_cachefs("check", filled.store).returncode == 1
 
 
 def test_rm_all_takes_what_is_damaged_too(filled: Mounted) -> None:
