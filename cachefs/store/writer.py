@@ -16,7 +16,6 @@ import contextlib
 import json
 import logging
 import threading
-import time
 from collections import Counter
 from collections.abc import Collection, Iterator
 from typing import Any
@@ -28,9 +27,11 @@ from cachefs.store.blocks import Blocks, Fresh
 from cachefs.store.codec import Packer
 from cachefs.store.errors import StoreFailed, StoreFull, is_full
 from cachefs.store.index import Index, Layer
-from cachefs.store.layout import PART_BYTES, Budget, footprint
-from cachefs.store.records import BlockRow, Refs, be, int_key, int_of, of_be
-from cachefs.store.volumes import Volume, Volumes
+from cachefs.store.layout import Budget, footprint
+from cachefs.store.payloads import Payloads
+from cachefs.store.purge import Purger
+from cachefs.store.records import BlockRow, Refs, be, int_key, of_be
+from cachefs.store.volumes import Volumes
 
 COUNTERS = (
     "entries", "logical_bytes", "row_bytes", "blocks", "stored_bytes", "compressed_bytes",
@@ -40,7 +41,6 @@ COUNTERS = (
 
 log = logging.getLogger("cachefs.writer")
 
-_ATTEMPTS = 5
 _BLOCKS_A_WRITE = 512
 
 
@@ -54,7 +54,6 @@ class Writer:
         self.budget = budget
         self.lock = threading.RLock()
         self.counters: Counter[str] = Counter()
-        self._purge_from = 0
         self.met_failure = False
         """Since the store was opened."""
         self.failed = ""
@@ -62,8 +61,8 @@ class Writer:
         self._attempt = 0
         """LMDB's number of an index transaction that was begun and is not known to be committed."""
         self._noting: dict[int, int] = {}
-        self._unnamed: dict[int, BlockRow] = {}
-        """Blocks whose payloads were written for an index transaction that failed."""
+        self._purger = Purger(index, volumes, blocks, self._change)
+        self._payloads = Payloads(volumes, budget, self._purger.purge)
         with index.env.begin() as txn:
             stored = txn.get(b"counters", db=index.dbs["meta"])
             cursor = txn.cursor(index.dbs["victims"])
@@ -114,6 +113,16 @@ class Writer:
             yield txn
         self._attempt = 0
 
+    @contextlib.contextmanager
+    def _change(self) -> Iterator[tuple[lmdb.Transaction, Counter[str]]]:
+        """A write transaction beside what is pending, with the counters that hold once it is committed."""
+        counters = Counter(self.counters)
+        with self._transaction() as txn:
+            yield txn, counters
+            self._meta(txn, counters, self._payloads.unnamed.values())
+        self.counters = counters
+        self._remember_noted()
+
     # -- writing
 
     def write_out(self) -> None:
@@ -123,7 +132,8 @@ class Writer:
         when the disk is broken.
         """
         self._write(None)
-        self._drop_damaged()
+        with self.lock:
+            self._purger.drop_damaged()
 
     def commit(self, layer: Layer) -> None:
         """Write the pool's blocks and a frozen layer, durably and as one moment.
@@ -137,7 +147,7 @@ class Writer:
                 while len(self.blocks.pool.by_id) > _BLOCKS_A_WRITE or self._too_much_to_pack():
                     self._write(None)
             self._write(layer)
-            self._drop_damaged()
+            self._purger.drop_damaged()
 
     def _too_much_to_pack(self) -> bool:
         """Whether the pool's packed payloads, beside the raw ones, would take more memory than a batch."""
@@ -148,12 +158,12 @@ class Writer:
             fresh = self._take(layer)
             if self.packer is not None:
                 self.blocks.pack(fresh, self.packer)
-            if not fresh and layer is None and not self._unnamed and not self.blocks.noted:
+            if not fresh and layer is None and not self._payloads.unnamed and not self.blocks.noted:
                 return
             if self.failed:
                 self.probe()
             try:
-                self._take_back()
+                self._payloads.take_back()
                 placed = self._payloads_or_none(fresh, layer)
                 counters = Counter(self.counters)
                 with self._transaction() as txn:
@@ -164,7 +174,7 @@ class Writer:
                     self._meta(txn, counters)
             except (lmdb.Error, OSError) as error:
                 raise self._refused(error) from error
-            self._unnamed.clear()
+            self._payloads.unnamed.clear()
             self._remember_noted()
             # Revived before they count as victims: nobody must see them as room for a moment.
             for block, stored in victims.items():
@@ -198,79 +208,12 @@ class Writer:
         It may be the eviction that makes the room.
         """
         try:
-            return self._payloads(fresh)
+            return self._payloads.put(fresh)
         except StoreFull:
             if layer is None or any(block.id in layer.refs for block in fresh):
                 raise
-            self._take_back()
+            self._payloads.take_back()
             return []
-
-    def _take_back(self) -> None:
-        """Delete the payloads that no index row came to name; their blocks are still in the pool."""
-        by_volume: dict[int, list[tuple[int, BlockRow]]] = {}
-        for block, row in self._unnamed.items():
-            by_volume.setdefault(row.volume, []).append((block, row))
-        for number, items in by_volume.items():
-            self.volumes.by_number[number].delete(items)
-            for block, _ in items:
-                del self._unnamed[block]
-
-    def _payloads(self, fresh: list[Fresh]) -> list[tuple[int, BlockRow]]:
-        """Put payloads into volumes, an entry's blocks side by side where there is room."""
-        placed: list[tuple[int, BlockRow]] = []
-        todo = fresh
-        refused: set[int] = set()
-        while todo:
-            need = sum(footprint(block.row.stored) for block in todo)
-            room = min(self.volumes.free, self.volumes.disk_room())
-            if room < need:
-                self._purge(need - room)
-            volume = self.volumes.pick(min(need, self.budget.batch), without=refused)
-            run: list[Fresh] = []
-            room = min(volume.free, max(self.budget.batch, footprint(todo[0].row.stored)))
-            for block in todo:
-                room -= footprint(block.row.stored)
-                if room < 0:
-                    break
-                run.append(block)
-            try:
-                if not run:
-                    raise lmdb.MapFullError("no room for one block")
-                parts = volume.put((block.id, block.payload) for block in run)
-            except lmdb.Error as error:
-                if not is_full(error, volume.path):
-                    raise
-                # Enough free pages, but no run of them long enough, or the disk is full and the
-                # file cannot grow to have one. Another volume may have one.
-                refused.add(volume.number)
-                if self.volumes.has_room(without=refused):
-                    continue
-                volume, parts = self._put_in_parts(run or todo[:1])
-                run = run or todo[:1]
-                refused.clear()
-            hints = volume.locate(parts)
-            placed += [
-                (b.id, b.row._replace(volume=volume.number, parts=parts[b.id], hint=hints[b.id])) for b in run
-            ]
-            self._unnamed.update(placed)
-            todo = todo[len(run) :]
-        return placed
-
-    def _put_in_parts(self, run: list[Fresh]) -> tuple[Volume, dict[int, int]]:
-        """Payloads split until they fit between what is stored."""
-        for attempt in range(_ATTEMPTS):
-            for part_bytes in PART_BYTES:
-                for volume in sorted(self.volumes.by_number.values(), key=lambda v: v.free, reverse=True):
-                    try:
-                        return volume, volume.put(((block.id, block.payload) for block in run), part_bytes)
-                    except lmdb.Error as error:
-                        if not is_full(error, volume.path):
-                            raise
-            # Pages freed last stay out of reach while a reader's snapshot is older. Readers are brief.
-            time.sleep(0.01 * attempt)
-            for volume in self.volumes.by_number.values():
-                volume.delete([])
-        raise StoreFull("the volumes are full")
 
     def _name(self, txn: lmdb.Transaction, placed: list[tuple[int, BlockRow]], layer: Layer | None,
               counters: Counter[str]) -> tuple[set[int], dict[int, int]]:  # fmt: skip
@@ -380,7 +323,7 @@ class Writer:
                         self.volumes.by_number[new.volume].used -= saved
                         total += saved
                     counters["compressed_bytes"] -= total
-                    self._meta(txn, counters, self._unnamed.values())
+                    self._meta(txn, counters, self._payloads.unnamed.values())
             except (lmdb.Error, OSError):
                 for volume, before in used.items():
                     volume.used = before
@@ -413,28 +356,6 @@ class Writer:
 
     # -- deleting
 
-    def _drop_damaged(self) -> None:
-        """Delete what lies in quarantine and is named by no file any more."""
-        chosen: list[tuple[int, int, BlockRow]] = []
-        with self.lock:
-            with self.index.env.begin() as txn:
-                for block in list(self.blocks.damaged):
-                    refs = txn.get(int_key(block), db=self.index.dbs["refs"])
-                    row = txn.get(int_key(block), db=self.index.dbs["blocks"])
-                    if refs is None or row is None:
-                        continue
-                    number, turn = Refs.unpack(refs)
-                    with self.blocks.lock:
-                        if number or self.blocks.held[block]:
-                            continue
-                        self.blocks.dying.add(block)
-                    chosen.append((turn, block, BlockRow.unpack(row)))
-            try:
-                if chosen:
-                    self._delete(chosen)
-            except (lmdb.Error, OSError) as error:  # they stay victims
-                log.warning("damaged blocks could not be deleted: %s", error)
-
     def purge(self, wanted: int) -> int:
         """Delete victims, oldest first, until about ``wanted`` bytes are free again; the bytes freed.
 
@@ -444,114 +365,11 @@ class Writer:
             if self.failed:
                 self.probe()
             try:
-                return self._purge(wanted)
+                return self._purger.purge(wanted)
             except (lmdb.Error, OSError) as error:
                 raise self._refused(error) from error
 
-    def _purge(self, wanted: int) -> int:
-        total = 0
-        wrapped = False
-        while total < wanted:
-            chosen, total_now, ended = self._choose(wanted - total)
-            if chosen:
-                self._delete(chosen)
-                total += total_now
-            if ended:
-                if wrapped or not self._purge_from:
-                    break
-                wrapped, self._purge_from = True, 0
-        return total
-
-    def _choose(self, wanted: int) -> tuple[list[tuple[int, int, BlockRow]], int, bool]:
-        """Up to 256 victims (turn, id, row) from where the last purge stopped; marked as dying."""
-        dbs = self.index.dbs
-        chosen: list[tuple[int, int, BlockRow]] = []
-        total = 0
-        with self.index.env.begin() as txn:
-            cursor = txn.cursor(dbs["victims"])
-            more = cursor.set_range(be(self._purge_from))
-            for seen, (turn, key) in enumerate(cursor if more else ()):
-                if total >= wanted or len(chosen) >= 256 or seen >= 20_000:
-                    return chosen, total, False
-                block = int_of(key)
-                self._purge_from = of_be(turn) + 1
-                value = txn.get(key, db=dbs["blocks"])
-                refs = txn.get(key, db=dbs["refs"])
-                if refs is None or Refs.unpack(refs) != (0, of_be(turn)):
-                    continue  # a damaged row: what it leads to may be part of a file
-                with self.blocks.lock:
-                    if self.blocks.held[block] or value is None:
-                        continue
-                    self.blocks.dying.add(block)
-                row = BlockRow.unpack(value)
-                chosen.append((of_be(turn), block, row))
-                total += footprint(row.stored)
-        return chosen, total, True
-
-    def _delete(self, chosen: list[tuple[int, int, BlockRow]]) -> None:
-        dbs = self.index.dbs
-        total = sum(footprint(row.stored) for _, _, row in chosen)
-        # Until the counters say so too, the freed bytes must not count twice as room.
-        self._withhold(total)
-        figures = [(v, v.used, v.blocks) for v in self.volumes.by_number.values()]
-        try:
-            by_volume: dict[int, list[tuple[int, BlockRow]]] = {}
-            for _, block, row in chosen:
-                by_volume.setdefault(row.volume, []).append((block, row))
-            self.blocks.unverify_all(block for _, block, _ in chosen)
-            for number, items in by_volume.items():
-                if number in self.volumes.by_number:
-                    self.volumes.by_number[number].delete(items)
-            counters = Counter(self.counters)
-            with self._transaction() as txn:
-                for turn, block, row in chosen:
-                    key = int_key(block)
-                    txn.delete(be(turn), db=dbs["victims"])
-                    txn.delete(key, db=dbs["refs"])
-                    txn.delete(key, db=dbs["blocks"])
-                    txn.delete(key, db=dbs["damaged"])
-                    if txn.get(row.digest, db=dbs["digests"]) == key:
-                        txn.delete(row.digest, db=dbs["digests"])
-                    if row.head:
-                        txn.delete(int_key(row.head), key, db=dbs["heads"])
-                        txn.delete(int_key(row.tail), key, db=dbs["tails"])
-                    counters["blocks"] -= 1
-                    counters["victim_bytes"] -= footprint(row.stored)
-                self._meta(txn, counters, self._unnamed.values())
-            self.counters = counters
-            self._remember_noted()
-            self.blocks.forget_damage(block for _, block, _ in chosen)
-        except lmdb.Error:
-            for volume, used, blocks in figures:
-                volume.used, volume.blocks = used, blocks  # the rows are still there, to be deleted again
-            raise
-        finally:
-            self._withhold(-total)
-            with self.blocks.lock:
-                self.blocks.dying.difference_update(block for _, block, _ in chosen)
-
-    def _withhold(self, size: int) -> None:
-        with self.blocks.lock:
-            self.blocks.revived_bytes += size
-
-    # -- at start
-
     def sweep(self) -> int:
         """Delete payloads that a crash left without an index row, newest first; how many."""
-        swept = 0
-        with self.lock, self.index.env.begin() as txn:
-            for volume in self.volumes.by_number.values():
-                stray: list[tuple[int, None]] = []
-                with volume.env.begin(db=volume.db) as payloads:
-                    cursor = payloads.cursor()
-                    found = cursor.last()
-                    while found and (number := int_of(cursor.key())):
-                        value = txn.get(int_key(number), db=self.index.dbs["blocks"])
-                        if value and BlockRow.unpack(value).volume == volume.number:
-                            break
-                        stray.append((number, None))
-                        found = cursor.prev()
-                if stray:
-                    volume.delete(stray)
-                    swept += len(stray)
-        return swept
+        with self.lock:
+            return self._purger.sweep()
