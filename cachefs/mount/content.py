@@ -1,12 +1,12 @@
 """What an open file holds: its committed recipe, and what was written since.
 
 One `Content` an inode, shared by all its handles. Bytes written at the end go
-through a `Stream`; bytes written anywhere else into an `Overlay`, which is
-folded into the recipe as plain blocks when it grows or somebody needs it done.
+through a `Stream`; bytes written anywhere else are `Scattered`, and folded into
+the recipe as plain blocks when they grow or somebody needs it done.
 
 The tree keeps the version of before until `persist`. So an in-place overwrite
 that is never finished, because the client or the daemon was killed, leaves the
-old version: `base`, when the new one turns out to be torn. Only what was fsynced
+old version: `Save.base`, when the new one turns out to be torn. Only what was fsynced
 stays, torn or not: the client was told that it would.
 """
 
@@ -17,24 +17,22 @@ import logging
 import trio
 
 from cachefs.mount import versions
-from cachefs.mount.overlay import Overlay
+from cachefs.mount.fetch import Fetcher
+from cachefs.mount.save import Save
+from cachefs.mount.scattered import Scattered, recut
 from cachefs.mount.stream import Stream
 from cachefs.mount.upkeep import Upkeep
 from cachefs.mount.versions import Version
 from cachefs.states.pieces import Buffer
-from cachefs.store import Damaged, Now, Store, StoreFailed, StoreFull, recipe
+from cachefs.store import Now, Store, StoreFull, recipe
 from cachefs.store.recipe import MAX_SIZE, Recipe
 from cachefs.store.tree import clock
 
 log = logging.getLogger("cachefs.content")
 
-_FOLD_AT = 16 << 20
 _REFEED = 64 << 10
-_IN_THREAD = 64 << 10
 _TELLING = 1 << 20
 """Bytes of rows from which a state tells how its server writes."""
-_RUN_ENTRIES = 384
-"""Bytes in the index for a run that is placed: its block's entries and records."""
 _RECORD_BYTES = 24
 
 
@@ -51,23 +49,14 @@ class Content:
         self._recipe = store.tree.recipe(ino)
         self._row_bytes = inode.row_bytes
         self._about = store.tree.about(ino)
-        self._overlay = Overlay()
-        self._weight = 0
+        self._scattered = Scattered(store)
         self._stream: Stream | None = None
-        self._base: Version | None = None
-        self._base_holds: list[int] = []
+        self._fetcher = Fetcher(store, ino)
+        self._save = Save(store, ino)
         self._holds: list[int] = []
-        self._failed = 0
-        self._folded = 0
         self._dirty = False
-        self._torn = False
-        self._killed = False
-        self._answered = False
-        """A close was answered before all was placed."""
         self._kept = Recipe()
         """What the tree has of the file while its stream goes on (its last chunk goes through it again)."""
-        self._refused = -1
-        """Where a write was refused and not made good since; what came before it is not the whole."""
         self.version = 0
         self.size = inode.size
         self.mtime = inode.mtime
@@ -104,9 +93,8 @@ class Content:
             stream is None
             or offset != stream.end
             or stream.failed
-            or self._failed
+            or self._save.has_gap
             or self._store.writer.failed
-            or self._refused >= 0
             or not stream.has_credit(len(data))
             or self._lock.locked()
         ):
@@ -123,17 +111,16 @@ class Content:
                 size = await self._write_locked(offset, data)
             except OSError as error:
                 if error.errno != errno.EFBIG:  # that one says nothing of the bytes before it
-                    self._refused = offset
+                    self._save.note_refused(offset)
                 raise
-            if offset <= self._refused < offset + size:
-                self._refused = -1
+            self._save.note_taken(offset, size)
             return size
 
     async def _write_locked(self, offset: int, data: bytes) -> int:
         if offset + len(data) > MAX_SIZE:
             raise OSError(errno.EFBIG, "file too large")
-        self._check_failed()
-        if self._stream is None and offset == self.size and not self._overlay:
+        self._save.check()
+        if self._stream is None and offset == self.size and not self._scattered:
             await self._start_stream()
         stream = self._stream
         if (
@@ -149,24 +136,12 @@ class Content:
         await self._settle()
         await self._upkeep.make_room(len(data))
         self._store.queued -= len(data)
-        self._overlay.write(offset, data)
+        self._scattered.write(offset, data)
         self.size = max(self.size, offset + len(data))
         self._touch()
-        if self._weigh() > self._fold_at:
+        if self._scattered.is_heavy:
             await self._fold()
         return len(data)
-
-    def _weigh(self) -> int:
-        """Bytes of memory that the overlay takes; the store is told."""
-        self._store.scattered += self._overlay.cost - self._weight
-        self._weight = self._overlay.cost
-        return self._weight
-
-    @property
-    def _fold_at(self) -> int:
-        """The weight that an overlay may have; many share about twice what one may have."""
-        most = min(_FOLD_AT, self._store.budget.index // 4)
-        return max(most // 16, min(most, 2 * most - self._store.scattered))
 
     async def _append(self, stream: Stream, data: bytes) -> None:
         if not stream.has_credit(len(data)) and not stream.reserve(len(data)):
@@ -185,28 +160,18 @@ class Content:
         self.size = stream.end
         await stream.wait_for_space()
         if stream.failed:
-            self._fail(stream.failed)
+            self._save.fail(stream.failed)
         missing = stream.missing()
         if missing and missing > self._upkeep.attainable():
             # Better now than when everything else has been evicted for its sake.
             log.warning("inode %d: a state of %d more bytes does not fit the store", self._ino, missing)
-            self._fail(errno.ENOSPC)
+            self._save.fail(errno.ENOSPC)
 
     def _touch(self) -> None:
         self.version += 1
         self._dirty = True
-        self._torn = False
+        self._save.torn = False
         self.mtime = self.ctime = clock()
-
-    def _fail(self, error: int) -> None:
-        self._failed = error
-        self._check_failed()
-
-    def _check_failed(self) -> None:
-        if self._failed:
-            raise OSError(self._failed, "not stored")
-        if self._store.writer.failed:
-            raise StoreFailed(self._store.writer.failed)
 
     async def _start_stream(self) -> None:
         """A stream from the end; a short last chunk goes through it again, so that appends do not crumble."""
@@ -215,7 +180,7 @@ class Content:
         if start and not self.is_state:
             last = next(self._recipe.extents(start - 1, start))
             if last.length < _REFEED and last.kind != recipe.BAND:
-                again = await self._fetch(self._recipe, last.start, last.length)
+                again = await self._fetcher.fetch(self._recipe, last.start, last.length)
                 await self._upkeep.make_room(len(again))
                 start = last.start
         hurry = self._upkeep.are_synced(self._store.tree.get(self._ino).parent)
@@ -244,44 +209,31 @@ class Content:
             if self._recipe.size < self._kept.size:
                 self._recipe = self._kept
             self.size = self._recipe.size
-            self._fail(stream.failed)
+            self._save.fail(stream.failed)
 
     def _collect(self, stream: Stream) -> None:
         self._recipe = self._recipe.append(stream.take())
         self._holds += stream.take_holds()
 
     async def _fold(self) -> None:
-        """Place the overlay's bytes as plain blocks."""
-        runs = self._overlay.runs()  # which stay until they are placed: for readers, and if they cannot be
-        if not runs:
+        """Place what was written out of order as plain blocks."""
+        if not self._scattered:
             return
-        edits: list[tuple[int, int, recipe.Records]] = []
-        await self._index_room(_RUN_ENTRIES * len(runs))
-
-        def place() -> None:
-            placer = self._store.placer()
-            try:
-                for start, data in runs:
-                    placer.place_bytes(bytes(data))
-                    edits.append((start, start + len(data), placer.take()))
-                    self._store.write_behind()
-            finally:
-                self._holds.extend(placer.take_holds())
-
+        await self._index_room(self._scattered.index_bytes)
         try:
-            await trio.to_thread.run_sync(place)
+            edits = await self._scattered.place()
         except StoreFull:
-            self._fail(errno.ENOSPC)
-        self._folded += sum(len(data) for _, data in runs)
+            self._save.fail(errno.ENOSPC)
+        finally:
+            self._holds += self._scattered.take_holds()
         self._recipe = self._recipe.replace(edits)
-        self._overlay = Overlay()
-        self._weigh()
+        self._scattered.clear()
 
     async def _index_room(self, size: int) -> None:
         try:
             await self._upkeep.make_index_room(size)
         except (OSError, StoreFull):
-            self._fail(errno.ENOSPC)
+            self._save.fail(errno.ENOSPC)
 
     async def truncate(self, size: int) -> None:
         """Make the file ``size`` bytes long."""
@@ -292,9 +244,8 @@ class Content:
                 await self._empty()
             else:
                 await self._settle()
-                self._overlay.cut(size, max(size, self.size))
-                self._weigh()
-                if size > self._recipe.size and self._overlay:
+                self._scattered.cut(size, max(size, self.size))
+                if size > self._recipe.size and self._scattered:
                     await self._fold()
                 self._recipe = self._recipe.cut(size)
             self.size = size
@@ -302,44 +253,32 @@ class Content:
 
     async def _empty(self) -> None:
         self._upkeep.forget_lost(self._ino)
-        inode = self._store.tree.get(self._ino)
-        if self._base is None and inode.size and inode.nlink:
-            kept = self._store.tree.recipe(self._ino)
-            about = self._store.tree.about(self._ino)
-            self._base = Version(kept, inode.row_bytes, about, inode.mtime)
+        self._save.start_over()
         if self._stream is not None:
             await self._stream.abandon()
             self._holds += self._stream.take_holds()
             self._stream = None
-        self._overlay = Overlay()
-        self._weigh()
+        self._scattered.clear()
+        self._scattered.placed = 0
         self._recipe = Recipe()
-        self._row_bytes, self._about, self._failed, self._folded = 0, None, 0, 0
-        self._refused = -1
+        self._row_bytes, self._about = 0, None
 
     # -- reading
 
     def read_now(self, offset: int, into: memoryview) -> tuple[Now, int]:
         """Fill ``into`` from ``offset`` on if that needs no waiting: how that went, and bytes read."""
-        if self._stream is not None or self._overlay:
+        if self._stream is not None or self._scattered:
             return Now.OTHERWISE, 0
-        into = into[: max(0, self._recipe.size - offset)]
-        now = self._store.read_cached(self._recipe, offset, into)
-        if now is Now.DONE:
-            self._store.index.active.counters["read_bytes"] += len(into)
-        return now, len(into)
+        return self._fetcher.fetch_now(self._recipe, offset, into)
 
     async def will_need(self, start: int, stop: int) -> None:
         """Have the disk read bytes start … stop, which somebody is about to ask for."""
-        try:
-            await trio.to_thread.run_sync(self._store.will_need, self._recipe, start, stop)
-        except Exception:  # in a task of its own it would end the mount; the read itself will tell
-            log.debug("the disk could not be told", exc_info=True)
+        await self._fetcher.will_need(self._recipe, start, stop)
 
     async def read(self, offset: int, size: int) -> Buffer:
         """Bytes offset … offset + size, fewer at the end; OSError(EIO) if a block is damaged."""
-        if self._stream is None and not self._overlay:
-            return await self._fetch(self._recipe, offset, size)
+        if self._stream is None and not self._scattered:
+            return await self._fetcher.fetch(self._recipe, offset, size)
         async with self._lock:
             tail = b""
             if self._stream is not None:
@@ -350,24 +289,14 @@ class Content:
             if offset >= stop:
                 return b""
             out = bytearray(stop - offset)
-            found = await self._fetch(self._recipe, offset, stop - offset)
+            found = await self._fetcher.fetch(self._recipe, offset, stop - offset)
             out[: len(found)] = found
             at = max(offset, self._recipe.size)
             if tail and at < stop:
                 part = tail[at - self._recipe.size : stop - self._recipe.size]
                 out[at - offset : at - offset + len(part)] = part
-            self._overlay.patch(offset, out)
+            self._scattered.patch(offset, out)
             return out
-
-    async def _fetch(self, source: Recipe, offset: int, size: int) -> Buffer:
-        self._store.index.active.counters["read_bytes"] += max(0, min(size, source.size - offset))
-        try:
-            if size <= _IN_THREAD:
-                return self._store.read(source, offset, size)
-            return await trio.to_thread.run_sync(self._store.read, source, offset, size)
-        except Damaged as error:
-            log.error("inode %d at %d: %s", self._ino, offset, error)
-            raise OSError(errno.EIO, "damaged") from None
 
     # -- into the tree
 
@@ -380,20 +309,19 @@ class Content:
         ``killed``: a signal ended the process, and the close is the kernel's. A torn
         save over an older version is then left for `release` to judge.
         """
-        self._killed = self._killed or killed
+        self._save.killed = self._save.killed or killed
         stream = self._stream
         if (
             stream is None
             or stream.failed
-            or self._failed
-            or self._overlay
-            or self._refused >= 0
+            or self._save.has_gap
+            or self._scattered
             or self._lock.locked()
             or self._store.queued > self._store.budget.queue
         ):
             await self._flush()
         else:
-            self._answered = True
+            self._save.answered = True
             self._nursery.start_soon(self._flush_behind, self._upkeep.follow())
 
     async def _flush_behind(self, done: trio.Event) -> None:
@@ -401,7 +329,7 @@ class Content:
         try:
             await self._flush()
         except OSError as error:  # `release` meets it again
-            if self._stream is not None or self._is_lost(end):
+            if self._stream is not None or self._save.is_lost(self._recipe.size, end):
                 self._upkeep.note_untold(error.errno or errno.EIO)
             log.error("inode %d: %s", self._ino, error)
         except Exception:  # in a task of its own it would end the mount
@@ -409,26 +337,22 @@ class Content:
         finally:
             self._upkeep.followed(done)
 
-    def _is_lost(self, end: int) -> bool:
-        """After a failure: whether bytes before ``end`` are missing, or the old version comes back."""
-        return self._recipe.size < end or self._base is not None
-
     async def _flush(self) -> None:
         async with self._lock:
             if not self._dirty:
                 return
             if self._stream is not None:
                 await self._stream.drain()
-                if self._stream.failed and self._base is not None:
-                    self._fail(self._stream.failed)  # `release` brings the old version back
-                if versions.is_torn(self._stream, self._base, self.size) and not self._stream.failed:
-                    if self._base is None or not self._killed:
+                if self._stream.failed and self._save.base is not None:
+                    self._save.fail(self._stream.failed)  # `release` brings the old version back
+                if self._save.is_torn(self._stream, self.size) and not self._stream.failed:
+                    if self._save.base is None or not self._save.killed:
                         await self._persist()
                     return
             stream = self._stream
             await self._settle()
-            self._torn = versions.is_torn(stream, self._base, self.size)
-            if self._torn and self._killed and self._base is not None:
+            self._save.torn = self._save.is_torn(stream, self.size)
+            if self._save.torn and self._save.killed and self._save.base is not None:
                 return  # only its end told so
             await self._persist()
 
@@ -439,9 +363,9 @@ class Content:
         """
         async with self._lock:
             if self._dirty:
-                self._check_failed()
+                self._save.check()
                 await self._persist()
-            return self._base
+            return self._save.base
 
     async def fsync(self) -> None:
         """Make what was written so far durable. Raises OSError or StoreFull.
@@ -453,9 +377,8 @@ class Content:
             self._upkeep.note_sync(self._store.tree.get(self._ino).parent)
         base = await self.sync()
         await self._upkeep.sync()
-        if base is not None and base is self._base:
-            self._store.blocks.release(self._base_holds)
-            self._base, self._base_holds = None, []
+        if base is not None and base is self._save.base:
+            self._save.give_up_base()
 
     async def release(self, *, keep_torn: bool, killed: bool = False) -> bool:
         """The last writer has gone. True if the file is not what was written: some of it
@@ -465,24 +388,25 @@ class Content:
         closes a file like that means it, as llama.cpp's own test of damaged states does.
         """
         async with self._lock:
-            killed = killed or self._killed
+            save = self._save
+            killed = killed or save.killed
             end = self.size
-            failed, torn = bool(self._failed) or self._refused >= 0, self._torn
+            failed, torn = save.has_gap, save.torn
             stream = self._stream
             try:
                 try:
                     await self._settle()
                 except OSError:
                     failed = True
-                if self._failed and self._answered and self._is_lost(end):
-                    self._upkeep.note_untold(self._failed)
-                    if self._base is None or keep_torn:
-                        self._upkeep.note_lost(self._ino, self._failed)
-                torn = torn or versions.is_torn(stream, self._base, self.size)
-                if (failed or (torn and killed)) and self._base is not None and not keep_torn:
-                    self._restore_base()
+                if save.failed and save.answered and save.is_lost(self._recipe.size, end):
+                    self._upkeep.note_untold(save.failed)
+                    if save.base is None or keep_torn:
+                        self._upkeep.note_lost(self._ino, save.failed)
+                torn = torn or save.is_torn(stream, self.size)
+                if (failed or (torn and killed)) and save.base is not None and not keep_torn:
+                    self._restore(save.base)
                     return True
-                if self._folded > self._recipe.size // 2 and self._folded > 1 << 20:
+                if self._scattered.prevails(self._recipe.size):
                     async with self._upkeep.recutting:
                         await self._recut()
                     self._dirty = True
@@ -490,26 +414,18 @@ class Content:
                     await self._persist()
                 return failed
             finally:
-                self._store.blocks.release(self._base_holds)
-                self._base_holds = []
-                self._base = None
-                self._failed = 0
-                self._torn = self._killed = self._answered = False
-                self._refused = -1
+                save.give_up_base()
+                self._save = Save(self._store, self._ino)
 
-    def _restore_base(self) -> None:
-        base = self._base
-        assert base is not None
+    def _restore(self, base: Version) -> None:
         log.warning("inode %d: the save was torn; its previous version is kept", self._ino)
         self._store.index.active.counters["torn_saves"] += 1
         self._recipe, self._row_bytes, self._about = base.recipe, base.row_bytes, base.about
-        self._overlay = Overlay()
-        self._weigh()
+        self._scattered.clear()
         self.version += 1
         self.size, self.mtime = base.recipe.size, base.mtime
         # They may be victims by now, and must stay until this version is committed.
-        self._holds += self._base_holds
-        self._base_holds = []
+        self._holds += self._save.take_holds()
         self._to_tree(self._recipe)
 
     async def _persist(self) -> None:
@@ -519,7 +435,7 @@ class Content:
         if self._stream is not None:
             await self._stream.drain()
             if self._stream.failed:
-                self._fail(self._stream.failed)
+                self._save.fail(self._stream.failed)
             self._collect(self._stream)
             current = self._recipe
             held = self._stream.held_bytes()
@@ -532,10 +448,7 @@ class Content:
         grown = len(current) - len(self._store.tree.recipe(self._ino))
         if grown > 0:
             await self._index_room(_RECORD_BYTES * grown)
-        if self._base is not None and not self._base_holds:
-            # The tree is about to let go of its blocks, and `release` may want them back.
-            ids = self._base.recipe.blocks()[0].tolist()
-            self._base_holds = [block for block in ids if self._store.blocks.hold(block)]
+        self._save.hold_base()
         self._to_tree(current)
 
     def _to_tree(self, current: Recipe) -> None:
@@ -549,28 +462,15 @@ class Content:
         self._dirty = self._stream is not None
 
     async def _recut(self) -> None:
-        """Cut a file that was written out of order along its rows, as if it had come in order."""
         stream = Stream(self._store, self._nursery, self._upkeep.placing, 0)
-        source = self._recipe
-        for start in range(0, source.size, 4 << 20):
-            try:
-                data = bytes(await self._fetch(source, start, 4 << 20))
-            except OSError:
-                await stream.abandon()
-                self._holds += stream.take_holds()
-                return
-            if not stream.has_credit(len(data)) and not stream.reserve(len(data)):
-                await stream.abandon()
-                self._holds += stream.take_holds()
-                return
-            stream.put(data)
-            await stream.wait_for_space()
-        await stream.finish()
+        ended = await recut(stream, self._recipe, self._fetcher.fetch)
         self._holds += stream.take_holds()
+        if not ended:
+            return
         if not stream.failed:
             self._recipe = Recipe(stream.take())
             self._row_bytes, self._about = stream.row_bytes, versions.about(stream, in_order=False)
-        self._folded = 0
+        self._scattered.placed = 0
 
     async def drop(self) -> None:
         """Let go of everything; the content is not used any more."""
@@ -578,8 +478,7 @@ class Content:
             await self._stream.abandon()
             self._holds += self._stream.take_holds()
             self._stream = None
-        self._store.blocks.release(self._holds + self._base_holds)
-        self._holds, self._base_holds = [], []
-        self._overlay = Overlay()
-        self._weigh()
+        self._store.blocks.release(self._holds + self._save.take_holds())
+        self._holds = []
+        self._scattered.clear()
         self._dirty = False

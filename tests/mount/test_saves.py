@@ -64,7 +64,7 @@ async def test_what_was_fsynced_stays(desk: Desk, refused: bool) -> None:
     desk.store.writer.purge(1 << 40)
     await content.write(600_000, NEW[600_000:700_000])
     if refused:
-        content._refused = 700_000
+        content._save.note_refused(700_000)
     assert await desk.close(content, killed=not refused) == refused, "it is not what was written"
     assert await desk.load(b"f") == NEW[:700_000]
     assert desk.store.counters()["torn_saves"] == 0

@@ -8,7 +8,7 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from cachefs.mount import content as content_module
+from cachefs.mount import scattered
 from cachefs.mount.content import Content
 from cachefs.sizes import MIB
 from cachefs.states.pieces import Buffer
@@ -123,7 +123,7 @@ async def test_an_append_that_fails_keeps_the_end(
 
 async def test_a_fold_that_fails_keeps_what_was_accepted(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     """The write that starts it is refused; those before it are there once they fit."""
-    monkeypatch.setattr(content_module, "_FOLD_AT", MIB)
+    monkeypatch.setattr(scattered, "_FOLD_AT", MIB)
     model = bytearray(noise(3 * MIB))
     await desk.save(b"f", bytes(model))
     await desk.upkeep.commit()
