@@ -11,18 +11,16 @@ stays, torn or not: the client was told that it would.
 """
 
 import errno
-import json
 import logging
 
 import trio
 
-from cachefs.mount import versions
 from cachefs.mount.fetch import Fetcher
 from cachefs.mount.save import Save
 from cachefs.mount.scattered import Scattered, recut
 from cachefs.mount.stream import Stream
 from cachefs.mount.upkeep import Upkeep
-from cachefs.mount.versions import Version
+from cachefs.mount.versions import Draft, Version
 from cachefs.states.pieces import Buffer
 from cachefs.store import Now, Store, StoreFull, recipe
 from cachefs.store.recipe import MAX_SIZE, Recipe
@@ -46,14 +44,11 @@ class Content:
         self._lock = trio.Lock()
         self._ino = ino
         inode = store.tree.get(ino)
-        self._recipe = store.tree.recipe(ino)
-        self._row_bytes = inode.row_bytes
-        self._about = store.tree.about(ino)
+        self._draft = Draft(store, ino)
         self._scattered = Scattered(store)
         self._stream: Stream | None = None
         self._fetcher = Fetcher(store, ino)
         self._save = Save(store, ino)
-        self._holds: list[int] = []
         self._dirty = False
         self._kept = Recipe()
         """What the tree has of the file while its stream goes on (its last chunk goes through it again)."""
@@ -69,7 +64,7 @@ class Content:
     @property
     def is_state(self) -> bool:
         """Whether the file was recognised as a KV state."""
-        return self._row_bytes > 0
+        return self._draft.row_bytes > 0
 
     @property
     def is_streamed(self) -> bool:
@@ -78,7 +73,7 @@ class Content:
         Who wrote it through a mapping will map it again, and the kernel refuses to
         share a mapping of a file that is open for direct I/O.
         """
-        return self.is_state and bool(json.loads(self._about or b"{}").get("in_order", True))
+        return self.is_state and self._draft.is_in_order
 
     @property
     def is_dirty(self) -> bool:
@@ -131,7 +126,8 @@ class Content:
             await self._take_in(stream, data)
             return len(data)
         if self._stream is not None and offset == self._stream.end:
-            await self._append(self._stream, data)
+            await self._stream.make_room(len(data))
+            await self._take_in(self._stream, data)
             return len(data)
         await self._settle()
         await self._upkeep.make_room(len(data))
@@ -142,14 +138,6 @@ class Content:
         if self._scattered.is_heavy:
             await self._fold()
         return len(data)
-
-    async def _append(self, stream: Stream, data: bytes) -> None:
-        if not stream.has_credit(len(data)) and not stream.reserve(len(data)):
-            await stream.drain()  # what waits counts twice while it is placed, and may be shared
-            if not stream.reserve(len(data)):
-                await self._upkeep.make_room(len(data))
-                stream.reserved(len(data))
-        await self._take_in(stream, data)
 
     async def _take_in(self, stream: Stream, data: bytes) -> None:
         """Queue ``data``, for which room is reserved."""
@@ -175,18 +163,18 @@ class Content:
 
     async def _start_stream(self) -> None:
         """A stream from the end; a short last chunk goes through it again, so that appends do not crumble."""
-        start = self._recipe.size
+        start = self._draft.recipe.size
         again: Buffer = b""
         if start and not self.is_state:
-            last = next(self._recipe.extents(start - 1, start))
+            last = next(self._draft.recipe.extents(start - 1, start))
             if last.length < _REFEED and last.kind != recipe.BAND:
-                again = await self._fetcher.fetch(self._recipe, last.start, last.length)
+                again = await self._fetcher.fetch(self._draft.recipe, last.start, last.length)
                 await self._upkeep.make_room(len(again))
                 start = last.start
         hurry = self._upkeep.are_synced(self._store.tree.get(self._ino).parent)
-        self._kept = self._recipe
-        self._recipe = self._recipe.cut(start)
-        self._stream = Stream(self._store, self._nursery, self._upkeep.placing, start, hurry=hurry)
+        self._kept = self._draft.recipe
+        self._draft.recipe = self._draft.recipe.cut(start)
+        self._stream = Stream(self._store, self._upkeep, self._nursery, start, hurry=hurry)
         if again:
             self._stream.reserved(len(again))
             self._stream.put(bytes(again))
@@ -197,23 +185,19 @@ class Content:
         if stream is None:
             return
         await stream.finish()
-        self._collect(stream)
+        self._draft.collect(stream)
         self._stream = None  # not before: who reads meanwhile must wait for what is being placed
         if stream.start == 0:
-            self._row_bytes, self._about = stream.row_bytes, versions.about(stream)
+            self._draft.describe(stream)
             if stream.row_bytes > _TELLING:
                 self._store.note_writes(small=stream.small_writes)
         else:
-            self._row_bytes += stream.row_bytes
+            self._draft.row_bytes += stream.row_bytes
         if stream.failed:
-            if self._recipe.size < self._kept.size:
-                self._recipe = self._kept
-            self.size = self._recipe.size
+            if self._draft.recipe.size < self._kept.size:
+                self._draft.recipe = self._kept
+            self.size = self._draft.recipe.size
             self._save.fail(stream.failed)
-
-    def _collect(self, stream: Stream) -> None:
-        self._recipe = self._recipe.append(stream.take())
-        self._holds += stream.take_holds()
 
     async def _fold(self) -> None:
         """Place what was written out of order as plain blocks."""
@@ -225,8 +209,8 @@ class Content:
         except StoreFull:
             self._save.fail(errno.ENOSPC)
         finally:
-            self._holds += self._scattered.take_holds()
-        self._recipe = self._recipe.replace(edits)
+            self._draft.holds += self._scattered.take_holds()
+        self._draft.recipe = self._draft.recipe.replace(edits)
         self._scattered.clear()
 
     async def _index_room(self, size: int) -> None:
@@ -245,9 +229,9 @@ class Content:
             else:
                 await self._settle()
                 self._scattered.cut(size, max(size, self.size))
-                if size > self._recipe.size and self._scattered:
+                if size > self._draft.recipe.size and self._scattered:
                     await self._fold()
-                self._recipe = self._recipe.cut(size)
+                self._draft.recipe = self._draft.recipe.cut(size)
             self.size = size
             self._touch()
 
@@ -256,12 +240,11 @@ class Content:
         self._save.start_over()
         if self._stream is not None:
             await self._stream.abandon()
-            self._holds += self._stream.take_holds()
+            self._draft.holds += self._stream.take_holds()
             self._stream = None
         self._scattered.clear()
         self._scattered.placed = 0
-        self._recipe = Recipe()
-        self._row_bytes, self._about = 0, None
+        self._draft.empty()
 
     # -- reading
 
@@ -269,32 +252,26 @@ class Content:
         """Fill ``into`` from ``offset`` on if that needs no waiting: how that went, and bytes read."""
         if self._stream is not None or self._scattered:
             return Now.OTHERWISE, 0
-        return self._fetcher.fetch_now(self._recipe, offset, into)
+        return self._fetcher.fetch_now(self._draft.recipe, offset, into)
 
     async def will_need(self, start: int, stop: int) -> None:
         """Have the disk read bytes start … stop, which somebody is about to ask for."""
-        await self._fetcher.will_need(self._recipe, start, stop)
+        await self._fetcher.will_need(self._draft.recipe, start, stop)
 
     async def read(self, offset: int, size: int) -> Buffer:
         """Bytes offset … offset + size, fewer at the end; OSError(EIO) if a block is damaged."""
         if self._stream is None and not self._scattered:
-            return await self._fetcher.fetch(self._recipe, offset, size)
+            return await self._fetcher.fetch(self._draft.recipe, offset, size)
         async with self._lock:
             tail = b""
             if self._stream is not None:
                 await self._stream.drain()
-                self._collect(self._stream)
+                self._draft.collect(self._stream)
                 tail = self._stream.held_bytes()
             stop = min(offset + size, self.size)
             if offset >= stop:
                 return b""
-            out = bytearray(stop - offset)
-            found = await self._fetcher.fetch(self._recipe, offset, stop - offset)
-            out[: len(found)] = found
-            at = max(offset, self._recipe.size)
-            if tail and at < stop:
-                part = tail[at - self._recipe.size : stop - self._recipe.size]
-                out[at - offset : at - offset + len(part)] = part
+            out = await self._fetcher.fetch_with(self._draft.recipe, tail, offset, stop)
             self._scattered.patch(offset, out)
             return out
 
@@ -329,7 +306,7 @@ class Content:
         try:
             await self._flush()
         except OSError as error:  # `release` meets it again
-            if self._stream is not None or self._save.is_lost(self._recipe.size, end):
+            if self._stream is not None or self._save.is_lost(self._draft.recipe.size, end):
                 self._upkeep.note_untold(error.errno or errno.EIO)
             log.error("inode %d: %s", self._ino, error)
         except Exception:  # in a task of its own it would end the mount
@@ -398,7 +375,7 @@ class Content:
                     await self._settle()
                 except OSError:
                     failed = True
-                if save.failed and save.answered and save.is_lost(self._recipe.size, end):
+                if save.failed and save.answered and save.is_lost(self._draft.recipe.size, end):
                     self._upkeep.note_untold(save.failed)
                     if save.base is None or keep_torn:
                         self._upkeep.note_lost(self._ino, save.failed)
@@ -406,7 +383,7 @@ class Content:
                 if (failed or (torn and killed)) and save.base is not None and not keep_torn:
                     self._restore(save.base)
                     return True
-                if self._scattered.prevails(self._recipe.size):
+                if self._scattered.prevails(self._draft.recipe.size):
                     async with self._upkeep.recutting:
                         await self._recut()
                     self._dirty = True
@@ -420,30 +397,30 @@ class Content:
     def _restore(self, base: Version) -> None:
         log.warning("inode %d: the save was torn; its previous version is kept", self._ino)
         self._store.index.active.counters["torn_saves"] += 1
-        self._recipe, self._row_bytes, self._about = base.recipe, base.row_bytes, base.about
+        self._draft.go_back(base)
         self._scattered.clear()
         self.version += 1
         self.size, self.mtime = base.recipe.size, base.mtime
         # They may be victims by now, and must stay until this version is committed.
-        self._holds += self._save.take_holds()
-        self._to_tree(self._recipe)
+        self._draft.holds += self._save.take_holds()
+        self._to_tree(self._draft.recipe)
 
     async def _persist(self) -> None:
         """Write recipe, size and times into the tree's pending layer."""
         await self._fold()
-        current = self._recipe
+        current = self._draft.recipe
         if self._stream is not None:
             await self._stream.drain()
             if self._stream.failed:
                 self._save.fail(self._stream.failed)
-            self._collect(self._stream)
-            current = self._recipe
+            self._draft.collect(self._stream)
+            current = self._draft.recipe
             held = self._stream.held_bytes()
             if held:
                 placer = self._store.placer()
                 placer.place_bytes(held)
                 current = current.append(placer.take())
-                self._holds += placer.take_holds()
+                self._draft.holds += placer.take_holds()
             self._kept = current
         grown = len(current) - len(self._store.tree.recipe(self._ino))
         if grown > 0:
@@ -452,33 +429,27 @@ class Content:
         self._to_tree(current)
 
     def _to_tree(self, current: Recipe) -> None:
-        tree = self._store.tree
-        tree.set_content(self._ino, current, self._row_bytes, self._about)
-        tree.change(self._ino, mtime=self.mtime, ctime=max(self.ctime, tree.get(self._ino).ctime))
-        tree.touch(self._ino)
-        self._store.index.active.holds.append(self._holds)
-        self._holds = []
+        self._draft.to_tree(current, self.mtime, self.ctime)
         # What a stream holds back is to be cut yet, and only its end says what the file is.
         self._dirty = self._stream is not None
 
     async def _recut(self) -> None:
-        stream = Stream(self._store, self._nursery, self._upkeep.placing, 0)
-        ended = await recut(stream, self._recipe, self._fetcher.fetch)
-        self._holds += stream.take_holds()
+        stream = Stream(self._store, self._upkeep, self._nursery, 0)
+        ended = await recut(stream, self._draft.recipe, self._fetcher.fetch)
+        self._draft.holds += stream.take_holds()
         if not ended:
             return
         if not stream.failed:
-            self._recipe = Recipe(stream.take())
-            self._row_bytes, self._about = stream.row_bytes, versions.about(stream, in_order=False)
+            self._draft.recipe = Recipe(stream.take())
+            self._draft.describe(stream, in_order=False)
         self._scattered.placed = 0
 
     async def drop(self) -> None:
         """Let go of everything; the content is not used any more."""
         if self._stream is not None:
             await self._stream.abandon()
-            self._holds += self._stream.take_holds()
+            self._draft.holds += self._stream.take_holds()
             self._stream = None
-        self._store.blocks.release(self._holds + self._save.take_holds())
-        self._holds = []
+        self._store.blocks.release(self._draft.take_holds() + self._save.take_holds())
         self._scattered.clear()
         self._dirty = False

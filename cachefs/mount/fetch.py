@@ -40,6 +40,17 @@ class Fetcher:
             log.error("inode %d at %d: %s", self._ino, offset, error)
             raise OSError(errno.EIO, "damaged") from None
 
+    async def fetch_with(self, source: Recipe, tail: bytes, offset: int, stop: int) -> bytearray:
+        """`fetch` offset … stop of ``source`` with ``tail`` behind it, zeros where that ends."""
+        out = bytearray(stop - offset)
+        found = await self.fetch(source, offset, stop - offset)
+        out[: len(found)] = found
+        at = max(offset, source.size)
+        if tail and at < stop:
+            part = tail[at - source.size : stop - source.size]
+            out[at - offset : at - offset + len(part)] = part
+        return out
+
     async def will_need(self, source: Recipe, start: int, stop: int) -> None:
         """Have the disk read bytes start … stop, which somebody is about to ask for."""
         try:

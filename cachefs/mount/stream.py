@@ -16,6 +16,7 @@ from collections import deque
 
 import trio
 
+from cachefs.mount.upkeep import Upkeep
 from cachefs.states import Cutter, Report
 from cachefs.store import Store, StoreFailed, StoreFull, recipe
 from cachefs.store.place import Placer
@@ -35,7 +36,7 @@ class Stream:
     """Bytes ``start`` … ``end`` of a file, on their way into blocks.
 
     ``hurry``: the writer will wait for the disk at the end, so what there is may as well be
-    on its way to it. ``placing`` is held by whoever places: of two saves with a common
+    on its way to it. `Upkeep.placing` is held by whoever places: of two saves with a common
     beginning, the second must find the blocks of the first.
 
     ``failed`` is the errno of what could not be stored, 0 if all is well; nothing is taken
@@ -43,10 +44,10 @@ class Stream:
     """
 
     def __init__(
-        self, store: Store, nursery: trio.Nursery, placing: trio.Lock, start: int, *, hurry: bool = False
+        self, store: Store, upkeep: Upkeep, nursery: trio.Nursery, start: int, *, hurry: bool = False
     ) -> None:
         self._store = store
-        self._placing = placing
+        self._upkeep = upkeep
         self._nursery = nursery
         self._cutter = Cutter()
         self._placer: Placer = store.placer()
@@ -139,6 +140,14 @@ class Stream:
         """Note ``size`` bytes that were reserved for this stream."""
         self._credit += size
 
+    async def make_room(self, size: int) -> None:
+        """Reserve room for ``size`` bytes, evicting what it takes; raises as `Upkeep.make_room`."""
+        if not self.has_credit(size) and not self.reserve(size):
+            await self.drain()  # what waits counts twice while it is placed, and may be shared
+            if not self.reserve(size):
+                await self._upkeep.make_room(size)
+                self.reserved(size)
+
     def put(self, data: bytes) -> None:
         """Queue ``data``, for which room was reserved."""
         self._queue.append(data)
@@ -193,7 +202,7 @@ class Stream:
         self._moved = trio.Event()
 
     async def _place_in_thread(self, batch: list[bytes]) -> None:
-        async with self._placing:
+        async with self._upkeep.placing:
             await trio.to_thread.run_sync(self._place, batch)
 
     def _place(self, batch: list[bytes]) -> None:
