@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import errno
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
+import pytest
 import trio
 
 from cachefs.mount.content import Content
 from cachefs.mount.upkeep import Upkeep
-from cachefs.store import Store
+from cachefs.store import Store, StoreFull
 from cachefs.store.evict import Member
 from cachefs.store.tree import ROOT
 
@@ -76,6 +78,29 @@ class Desk:
         """The bytes of the version that the tree has."""
         recipe = self.store.tree.recipe(self.store.tree.require(ROOT, name).ino)
         return bytes(self.store.read(recipe, 0, recipe.size))
+
+    @contextmanager
+    def full_disk(self) -> Iterator[None]:
+        """The disk fills up while blocks are written behind."""
+
+        def refuse() -> None:
+            raise StoreFull("no space")
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(self.store, "write_behind", refuse)
+            yield
+
+    @contextmanager
+    def no_room(self) -> Iterator[None]:
+        """No room can be reserved for new bytes, whatever is evicted."""
+
+        async def refuse(size: int) -> None:
+            raise OSError(errno.ENOSPC, "no space left")
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(self.upkeep, "make_room", refuse)
+            patch.setattr(self.store, "reserve", lambda size: False)
+            yield
 
 
 @asynccontextmanager

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator
 
 import pytest
 
 from cachefs.mount.content import Content
 from cachefs.sizes import MIB
-from cachefs.store import StoreFull
 from cachefs.store.tree import PIN
 
 from ..states import build
@@ -143,18 +141,6 @@ async def test_a_foreign_file_may_be_shortened(desk: Desk) -> None:
     assert await desk.load(b"f") == noise(100_000, 1)
 
 
-@pytest.fixture
-def full(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
-    """The disk fills up while blocks are written behind."""
-
-    def refuse() -> None:
-        raise StoreFull("no space")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(desk.store, "write_behind", refuse)
-        yield patch
-
-
 async def full_save(desk: Desk, data: bytes = NEW) -> int:
     """Save in place until something is refused, and close; the errno."""
     content = desk.open(b"f")
@@ -172,40 +158,24 @@ async def full_save(desk: Desk, data: bytes = NEW) -> int:
 
 
 @pytest.mark.parametrize("data", [NEW, noise(len(NEW), 3), noise(50_000, 3)])
-async def test_a_save_that_does_not_fit_leaves_the_old_version(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch, data: bytes
-) -> None:
+async def test_a_save_that_does_not_fit_leaves_the_old_version(desk: Desk, data: bytes) -> None:
     """Whether write or close says so."""
     await desk.save(b"f", OLD)
     await desk.upkeep.commit()
-
-    def refuse() -> None:
-        raise StoreFull("no space")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(desk.store, "write_behind", refuse)
+    with desk.full_disk():
         assert await full_save(desk, data) == errno.ENOSPC
     assert await desk.load(b"f") == OLD
 
 
-async def test_a_write_for_which_there_is_no_room_leaves_the_old_version(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_write_for_which_there_is_no_room_leaves_the_old_version(desk: Desk) -> None:
     """The client stops at the first refused write and closes: nobody was killed, yet it is half a save."""
     await desk.save(b"f", OLD)
     await desk.upkeep.commit()
     content = desk.open(b"f")
     await content.truncate(0)
     await content.write(0, NEW[:300_000])
-
-    async def refuse(size: int) -> None:
-        raise OSError(errno.ENOSPC, "no space left")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(desk.upkeep, "make_room", refuse)
-        patch.setattr(desk.store, "reserve", lambda size: False)
-        with pytest.raises(OSError, match="no space"):
-            await content.write(300_000, NEW[300_000:] + bytes(4 << 20))
+    with desk.no_room(), pytest.raises(OSError, match="no space"):
+        await content.write(300_000, NEW[300_000:] + bytes(4 << 20))
     assert await desk.close(content)
     assert await desk.load(b"f") == OLD
 
@@ -222,14 +192,14 @@ async def test_a_write_beyond_the_largest_size_costs_nothing_else(desk: Desk) ->
     assert await desk.load(b"f") == NEW
 
 
-async def test_sync_says_that_a_save_failed(desk: Desk, full: pytest.MonkeyPatch) -> None:
+async def test_sync_says_that_a_save_failed(desk: Desk) -> None:
     """Nothing that was synced may be missing."""
     content = desk.open(b"f")
-    await content.write(0, noise(2 * MIB))
-    with pytest.raises(OSError, match="not stored") as caught:
-        await content.sync()
+    with desk.full_disk():
+        await content.write(0, noise(2 * MIB))
+        with pytest.raises(OSError, match="not stored") as caught:
+            await content.sync()
     assert caught.value.errno == errno.ENOSPC
-    full.undo()
     with pytest.raises(OSError, match="not stored"):
         await content.write(2 * MIB, b"x")
     await desk.abandon(content)
@@ -237,20 +207,15 @@ async def test_sync_says_that_a_save_failed(desk: Desk, full: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("trunc", [False, True])
-async def test_rewriting_that_does_not_fit(desk: Desk, monkeypatch: pytest.MonkeyPatch, trunc: bool) -> None:
+async def test_rewriting_that_does_not_fit(desk: Desk, trunc: bool) -> None:
     """Bytes out of order whose folding fails: an error, and after O_TRUNC the old version."""
     await desk.save(b"f", OLD)
-
-    def refuse() -> None:
-        raise StoreFull("no space")
-
     content = desk.open(b"f")
     if trunc:
         await content.truncate(0)
         await content.write(0, NEW[:500_000])
     await content.write(100_000, noise(200_000))
-    with monkeypatch.context() as patch:
-        patch.setattr(desk.store, "write_behind", refuse)
+    with desk.full_disk():
         with pytest.raises(OSError, match="not stored"):
             await content.sync()
         with pytest.raises(OSError, match="not stored"):
@@ -265,24 +230,15 @@ async def test_rewriting_that_does_not_fit(desk: Desk, monkeypatch: pytest.Monke
         assert len(await desk.load(b"f")) == len(OLD)
 
 
-async def test_an_append_for_which_there_is_no_room_loses_nothing(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_append_for_which_there_is_no_room_loses_nothing(desk: Desk) -> None:
     """The short last chunk, which is to be cut anew, stays if the new bytes are refused."""
     await desk.save(b"f", noise(30_000))
     content = desk.open(b"f")
     await content.write(100, b"changed")
     model = noise(30_000)[:100] + b"changed" + noise(30_000)[107:]
     await content.sync()
-
-    async def refuse(size: int) -> None:
-        raise OSError(errno.ENOSPC, "no space left")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(desk.upkeep, "make_room", refuse)
-        patch.setattr(desk.store, "reserve", lambda size: False)
-        with pytest.raises(OSError, match="no space"):
-            await content.write(30_000, b"more")
+    with desk.no_room(), pytest.raises(OSError, match="no space"):
+        await content.write(30_000, b"more")
     assert content.size == 30_000
     assert bytes(await content.read(0, 40_000)) == model
     await content.write(30_000, b"later")

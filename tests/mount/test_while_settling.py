@@ -39,10 +39,6 @@ def gate(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> Gate:
     return made
 
 
-def refuse(*arguments: object) -> None:
-    raise StoreFull("no space")
-
-
 async def read_behind(gate: Gate, content: Content, offset: int, size: int) -> bytes:
     """What a reader gets who comes while a thread is at the gate, which opens once he waits or is done."""
     found: list[bytes] = []
@@ -108,6 +104,10 @@ async def test_an_append_that_fails_keeps_the_end(
         await content.write(40_000, kept[40_000:])
         await content.sync()
         await desk.upkeep.commit()
+
+    def refuse(*arguments: object) -> None:
+        raise StoreFull("no space")
+
     with monkeypatch.context() as patch:
         patch.setattr(Placer, "place", refuse)
         await content.write(len(kept), noise(300_000, 1))
@@ -129,12 +129,10 @@ async def test_a_fold_that_fails_keeps_what_was_accepted(desk: Desk, monkeypatch
     await desk.upkeep.commit()
     content = desk.open(b"f")
     starts = iter(range(7, len(model), 140_000))
-    with monkeypatch.context() as patch:
-        patch.setattr(desk.store, "write_behind", refuse)
-        with pytest.raises(OSError, match="not stored") as caught:  # noqa: PT012
-            for at in starts:
-                await content.write(at, b"n" * 100_000)
-                model[at : at + 100_000] = b"n" * 100_000
+    with desk.full_disk(), pytest.raises(OSError, match="not stored") as caught:  # noqa: PT012
+        for at in starts:
+            await content.write(at, b"n" * 100_000)
+            model[at : at + 100_000] = b"n" * 100_000
     assert caught.value.errno == errno.ENOSPC
     accepted = model.count(b"n" * 100_000)
     assert accepted == MIB // 100_000
@@ -177,32 +175,23 @@ OLD = noise(MIB)
 NEW = noise(6 * MIB, 1)
 
 
-async def save_with_a_refusal(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> Content:
+async def save_with_a_refusal(desk: Desk) -> Content:
     """A save over an old version that has come to 1 MiB, where a write found no room."""
     await desk.save(b"f", OLD)
     await desk.upkeep.commit()
     content = desk.open(b"f")
     await content.truncate(0)
     await content.write(0, NEW[:MIB])
-
-    async def no_room(size: int) -> None:
-        raise OSError(errno.ENOSPC, "no space left")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(desk.upkeep, "make_room", no_room)
-        patch.setattr(desk.store, "reserve", lambda size: False)
-        with pytest.raises(OSError, match="no space"):
-            await content.write(MIB, NEW[MIB : 5 * MIB])
+    with desk.no_room(), pytest.raises(OSError, match="no space"):
+        await content.write(MIB, NEW[MIB : 5 * MIB])
     return content
 
 
 @pytest.mark.parametrize("step", [MIB, 5 * MIB])
 @pytest.mark.parametrize("sync", [False, True])
-async def test_a_refused_write_that_is_made_good(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch, sync: bool, step: int
-) -> None:
+async def test_a_refused_write_that_is_made_good(desk: Desk, sync: bool, step: int) -> None:
     """A client that frees space and goes on has saved the whole file, and it stays."""
-    content = await save_with_a_refusal(desk, monkeypatch)
+    content = await save_with_a_refusal(desk)
     for at in range(MIB, len(NEW), step):
         data = NEW[at : at + step]
         if not content.append_now(at, data):
@@ -214,9 +203,9 @@ async def test_a_refused_write_that_is_made_good(
     assert await desk.load(b"f") == NEW
 
 
-async def test_a_refused_write_that_is_left_out(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_refused_write_that_is_left_out(desk: Desk) -> None:
     """What comes after it does not make it good."""
-    content = await save_with_a_refusal(desk, monkeypatch)
+    content = await save_with_a_refusal(desk)
     await content.write(5 * MIB, NEW[5 * MIB :])
     assert await desk.close(content)
     assert await desk.load(b"f") == OLD

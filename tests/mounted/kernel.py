@@ -52,6 +52,23 @@ def elsewhere(code: str, *arguments: object) -> str:
     return done.stdout.strip()
 
 
+def put(path: Path, data: bytes) -> None:
+    """Write ``data`` over the beginning of a file, 1 MiB at a time, and have it durable."""
+    with opened(path, os.O_WRONLY | os.O_CREAT) as fd:
+        for start in range(0, len(data), 1 << 20):
+            os.write(fd, data[start : start + (1 << 20)])
+        os.fsync(fd)
+
+
+def can_put(path: Path, data: bytes) -> bool:
+    """Whether `put` succeeds; what could be written of it stays either way."""
+    try:
+        put(path, data)
+    except OSError:
+        return False
+    return True
+
+
 def sync_directory(path: Path) -> None:
     """Make the names in it durable."""
     with opened(path, os.O_RDONLY | os.O_DIRECTORY) as fd:

@@ -14,7 +14,7 @@ import pytest
 from ..crash.disk import FailingDisk, make_failing_disk
 from ..crash.sound import complaints
 from ..running import Mounted, eventually, run_cachefs
-from .kernel import fails, opened, sync_directory
+from .kernel import can_put, fails, put, sync_directory
 
 MIB = 1 << 20
 
@@ -42,13 +42,6 @@ def content(number: int, size: int = 3 * MIB) -> bytes:
     return random.Random(number).randbytes(size)
 
 
-def put(path: Path, data: bytes) -> None:
-    with opened(path, os.O_WRONLY | os.O_CREAT) as fd:
-        for start in range(0, len(data), MIB):
-            os.write(fd, data[start : start + MIB])
-        os.fsync(fd)
-
-
 def test_a_broken_disk_is_no_full_disk(m: Mounted, disk: FailingDisk, tmp_path: Path) -> None:
     """Promise P10. write, fsync and close say EIO; once the disk works again, so does the mount."""
     put(m.path / "kept", content(1))
@@ -73,15 +66,8 @@ def test_a_broken_disk_is_no_full_disk(m: Mounted, disk: FailingDisk, tmp_path: 
     assert "Traceback" not in log.read_text()
     disk.mends()
     assert eventually(lambda: "can be written again" in log.read_text())
-
-    def written() -> bool:
-        try:
-            put(m.path / "after", content(3))
-        except OSError:  # the kernel tells of a failed write once for each file, be it later
-            return False
-        return True
-
-    assert eventually(written)
+    # The kernel tells of a failed write once for each file, be it later.
+    assert eventually(lambda: can_put(m.path / "after", content(3)))
     m.umount()
     disk.forget()  # what seems to be there may lie in the page cache only
     m.mount()

@@ -12,7 +12,7 @@ import pytest
 
 from ..crash.disk import Disk, make_disk
 from ..running import Mounted, eventually
-from .kernel import fails, opened
+from .kernel import can_put, fails, opened, put
 
 PIN = "user.cachefs.pin"
 MIB = 1 << 20
@@ -37,13 +37,6 @@ def m(disk: Disk, tmp_path: Path) -> Iterator[Mounted]:
 
 def content(number: int) -> bytes:
     return random.Random(number).randbytes(8 * MIB)
-
-
-def put(path: Path, data: bytes) -> None:
-    with opened(path, os.O_WRONLY | os.O_CREAT) as fd:
-        for start in range(0, len(data), MIB):
-            os.write(fd, data[start : start + MIB])
-        os.fsync(fd)
 
 
 def test_what_can_go_goes(m: Mounted) -> None:
@@ -71,15 +64,7 @@ def test_nothing_that_is_kept_is_lost(m: Mounted) -> None:
     assert all((m.path / f"{number:02d}").read_bytes() == content(number) for number in kept)
     for number in kept[:3]:
         os.unlink(m.path / f"{number:02d}")
-
-    def room() -> bool:
-        try:
-            put(m.path / "again", content(99))
-        except OSError:
-            return False
-        return True
-
-    assert eventually(room)
+    assert eventually(lambda: can_put(m.path / "again", content(99)))
     m.remount()
     assert (m.path / "again").read_bytes() == content(99)
     assert all((m.path / f"{number:02d}").read_bytes() == content(number) for number in kept[3:])
@@ -99,15 +84,7 @@ def test_others_fill_the_disk(m: Mounted, disk: Disk) -> None:
     assert m.alive
     assert all((m.path / f"{number:02d}").read_bytes() == content(number) for number in range(3))
     os.unlink(disk.path / "ballast")
-
-    def written() -> bool:
-        try:
-            put(m.path / "new", content(9))
-        except OSError:
-            return False
-        return True
-
-    assert eventually(written)
+    assert eventually(lambda: can_put(m.path / "new", content(9)))
     m.remount()
     for number, name in enumerate(["00", "01", "02"]):
         assert (m.path / name).read_bytes() == content(number)
