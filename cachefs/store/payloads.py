@@ -24,6 +24,8 @@ class Payloads:
         self._purge = purge
         self.unnamed: dict[int, BlockRow] = {}
         """Blocks whose payloads were written for an index transaction that is not committed, or failed."""
+        self.unnamed_bytes = 0
+        """Their footprints, which count in the pool and in the volumes."""
 
     def put(self, fresh: list[Fresh]) -> list[tuple[int, BlockRow]]:
         """Put payloads into volumes, an entry's blocks side by side where there is room; their rows.
@@ -61,13 +63,18 @@ class Payloads:
                 volume, parts = self._put_in_parts(run or todo[:1])
                 run = run or todo[:1]
                 refused.clear()
+            rows = {b.id: b.row._replace(volume=volume.number, parts=parts[b.id]) for b in run}
+            self.unnamed.update(rows)
+            self.unnamed_bytes += sum(footprint(row.stored) for row in rows.values())
             hints = volume.locate(parts)
-            placed += [
-                (b.id, b.row._replace(volume=volume.number, parts=parts[b.id], hint=hints[b.id])) for b in run
-            ]
-            self.unnamed.update(placed)
+            placed += [(block, row._replace(hint=hints[block])) for block, row in rows.items()]
             todo = todo[len(run) :]
         return placed
+
+    def settle(self) -> None:
+        """The index has come to name them all."""
+        self.unnamed.clear()
+        self.unnamed_bytes = 0
 
     def _put_in_parts(self, run: list[Fresh]) -> tuple[Volume, dict[int, int]]:
         """Payloads split until they fit between what is stored."""
@@ -92,5 +99,6 @@ class Payloads:
             by_volume.setdefault(row.volume, []).append((block, row))
         for number, items in by_volume.items():
             self._volumes.by_number[number].delete(items)
-            for block, _ in items:
+            for block, row in items:
                 del self.unnamed[block]
+                self.unnamed_bytes -= footprint(row.stored)

@@ -31,7 +31,7 @@ from cachefs.store.recompress import Recompressor
 from cachefs.store.records import VolumeRow, be, int_of
 from cachefs.store.replace import settle
 from cachefs.store.tree import PIN, ROOT, Tree
-from cachefs.store.volumes import Volumes
+from cachefs.store.volumes import OnDisk, Volumes
 from cachefs.store.writer import Writer
 
 log = logging.getLogger("cachefs.store")
@@ -81,7 +81,7 @@ class Store:
         self._behind = threading.Lock()
         self._writing = ThreadPoolExecutor(1, thread_name_prefix="write-behind")
         self._batch: Future[None] | None = None
-        self._disk_free = 0
+        self._on_disk: OnDisk | None = None
         self._look_again = 0.0
         self._index_used = 0.0
         self._look_at_index = 0.0
@@ -267,7 +267,7 @@ class Store:
         """
         counters = self.writer.counters
         purgeable = counters["victim_bytes"] - self.blocks.revived_bytes
-        pending = self.blocks.pool.footprint + self._queued_footprint()
+        pending = self.blocks.pool.footprint - self.writer.unnamed_bytes + self._queued_footprint()
         return min(self.volumes.free, self._disk_room()) + max(0, purgeable) - pending - self._margin
 
     def attainable(self) -> int:
@@ -282,10 +282,10 @@ class Store:
     def _disk_room(self) -> int:
         """Bytes that fit before the disk is full: free pages of the volumes, and the disk's own."""
         now = time.monotonic()
-        if now >= self._look_again:
+        if self._on_disk is None or now >= self._look_again:
             self._look_again = now + _LOOK_EVERY
-            self._disk_free = self.volumes.disk_room()
-        return self._disk_free
+            self._on_disk = self.volumes.on_disk()
+        return self.volumes.disk_room(self._on_disk)
 
     def _queued_footprint(self) -> int:
         # Row groups of 128 to 256 KiB waste at most half a page each; small ones more.

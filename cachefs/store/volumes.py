@@ -12,6 +12,7 @@ import os
 import shutil
 from collections.abc import Collection, Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 import lmdb
 import numpy as np
@@ -207,6 +208,13 @@ def _map_base(path: Path) -> int:
     return 0
 
 
+class OnDisk(NamedTuple):
+    """Bytes: ``free`` of the disk, and what payloads may take of each volume's file as it is."""
+
+    free: int
+    have: dict[int, int]
+
+
 class Volumes:
     """All volumes of a store, their map sizes together within the budget."""
 
@@ -240,16 +248,20 @@ class Volumes:
         """Bytes that can be written now without deleting anything."""
         return sum(v.free for v in list(self.by_number.values())) + self._unborn_capacity()
 
-    def disk_room(self) -> int:
-        """Bytes that fit before the disk is full: free pages of the volumes, and the disk's own."""
+    def on_disk(self) -> OnDisk:
+        """What of the disk is free, and what the volumes have."""
         disk = os.statvfs(self.root)
-        return disk.f_bavail * disk.f_frsize + self.slack()
+        have = {v.number: int(v.disk_bytes() * (1 - HEADROOM)) for v in list(self.by_number.values())}
+        return OnDisk(disk.f_bavail * disk.f_frsize, have)
 
-    def slack(self) -> int:
-        """Bytes that can be written without any file growing."""
-        return sum(
-            max(0, int(v.disk_bytes() * (1 - HEADROOM)) - v.used) for v in list(self.by_number.values())
-        )
+    def disk_room(self, seen: OnDisk | None = None) -> int:
+        """Bytes that fit before the disk is full: free pages of the volumes, and the disk's own.
+
+        ``seen`` may be some moments old: what a file has grown by since, the disk has lost. A
+        file that is fuller than it should be must grow, too.
+        """
+        seen = seen or self.on_disk()
+        return seen.free + sum(seen.have.get(v.number, 0) - v.used for v in list(self.by_number.values()))
 
     @property
     def used(self) -> int:

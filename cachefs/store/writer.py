@@ -125,6 +125,11 @@ class Writer:
 
     # -- writing
 
+    @property
+    def unnamed_bytes(self) -> int:
+        """Footprints of the blocks that are in the pool still, and in a volume already."""
+        return self._payloads.unnamed_bytes
+
     def write_out(self) -> None:
         """Write a batch of the pool's oldest blocks, which stay victims until a recipe names them.
 
@@ -174,7 +179,7 @@ class Writer:
                     self._meta(txn, counters)
             except (lmdb.Error, OSError) as error:
                 raise self._refused(error) from error
-            self._payloads.unnamed.clear()
+            self._payloads.settle()
             self._remember_noted()
             # Revived before they count as victims: nobody must see them as room for a moment.
             for block, stored in victims.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from cachefs.store.layout import SPARE
 from cachefs.store.recipe import Recipe
 
 from .conftest import Opener
-from .filling import SMALL, content, make, names, noise
+from .filling import SMALL, add, content, make, names, noise, remove
 from .recount import assert_exact, assert_nothing_leaks
 
 
@@ -115,3 +116,36 @@ def test_room_is_what_can_be_written(opened: Opener) -> None:
         store.writer.purge(1 << 40)
         assert_exact(store)
         assert_nothing_leaks(store)
+
+
+def test_what_is_being_written_takes_room_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a moment it is in the pool and in a volume; a file evicted for that would be gone for nothing."""
+    add(store, b"a", [Chunk(noise(MIB, n)) for n in range(6)])
+    before = store.room()
+    seen: list[int] = []
+    name = type(store.writer)._name
+
+    def look(*arguments: Any) -> Any:
+        seen.append(store.room())
+        return name(*arguments)
+
+    monkeypatch.setattr(type(store.writer), "_name", look)
+    store.commit()
+    assert seen == [before]
+    assert store.room() == before
+
+
+def test_a_purge_changes_no_room(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Victims count as room already, also where the disk is the bound."""
+    for number in range(4):
+        add(store, b"%d" % number, [Chunk(noise(MIB, number))])
+    store.commit()
+    for number in range(3):
+        remove(store, b"%d" % number)
+    store.commit()
+    free = store.volumes.on_disk()._replace(free=8 * MIB)
+    monkeypatch.setattr(type(store.volumes), "on_disk", lambda volumes: free)
+    store.look_again()
+    before = store.room()
+    assert store.writer.purge(2 * MIB) >= 2 * MIB
+    assert store.room() == before
