@@ -29,7 +29,9 @@ def command(*arguments: object) -> list[str]:
 
 def environment(**more: str) -> dict[str, str]:
     """In which `command` finds this checkout from any directory."""
-    return {**os.environ, "PYTHONPATH": str(ROOT), **more}
+    # Huge pages asked for already: `mount` need not start over, a twentieth of a second each.
+    tunables = os.environ.get("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
+    return {**os.environ, "PYTHONPATH": str(ROOT), "GLIBC_TUNABLES": tunables, **more}
 
 
 def run_cachefs(

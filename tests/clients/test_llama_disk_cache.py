@@ -61,7 +61,6 @@ def test_processes_share_the_index(mount: MountFactory, journal: str) -> None:
     cache.close()
 
 
-@pytest.mark.crash
 def test_committed_rows_survive_the_daemon(mount: MountFactory) -> None:
     m = mount()
     cache = DiskCache(m.path / "cache", "delete")

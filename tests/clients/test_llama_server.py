@@ -112,7 +112,6 @@ def test_a_state_cut_short_on_purpose_stays_so(mount: MountFactory) -> None:
     assert ifstream_ate(path) == short
 
 
-@pytest.mark.crash
 def test_daemon_killed_in_the_middle_of_a_save(mount: MountFactory) -> None:
     m = mount()
     path = m.path / "slot.bin"

@@ -29,7 +29,6 @@ def test_saved_containers_load_after_a_remount(mount: MountFactory) -> None:
     assert names(m.path) == {".lock", first.name, second.name}
 
 
-@pytest.mark.crash
 def test_fsync_then_rename_survives_the_daemon(mount: MountFactory) -> None:
     """What was fsynced is whole; the rename may or may not have happened."""
     m = mount()

@@ -56,7 +56,6 @@ def test_modes_stay_private_whatever_is_asked(mount: MountFactory) -> None:
     assert (mode(m.path / "open.bin"), mode(m.path / "sub")) == (0o600, 0o700)
 
 
-@pytest.mark.crash
 def test_synced_entries_survive_the_daemon(mount: MountFactory) -> None:
     """After fdatasync, rename and the directory's fsync an entry is whole under its final name."""
     m = mount()
@@ -115,7 +114,6 @@ def test_remove_all_of_a_large_tree(mount: MountFactory) -> None:
     assert not exists(top)
 
 
-@pytest.mark.crash
 def test_persistent_entries_are_verified_and_survive(mount: MountFactory) -> None:
     m = mount()
     cache = Persist(m.path)

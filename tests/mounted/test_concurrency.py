@@ -235,7 +235,7 @@ def test_64_clients_in_a_store_too_small(mount: MountFactory, seconds: float) ->
     m = mount("--max-size", "64M")
     with sampled_use(m.store) as use:
         done = run(m, [*[fill] * 19, *[write] * 9, *[read] * 10, *CLIENTS[38:]], seconds)
-    assert all(done[kind] for kind in ("saves", "listings", "churned", "fillers"))
+    assert all(done[kind] for kind in ("saves", "listings", "churned", "fillers")), done
     assert m.stats()["evicted_entries"] > 0
     m.umount()
     assert max(use) <= 64 * MIB

@@ -173,7 +173,6 @@ def test_a_second_mount_at_one_place_is_refused(mount: Mount, tmp_path: Path) ->
     assert not (tmp_path / "other").exists()
 
 
-@pytest.mark.crash
 def test_a_dead_mount_is_replaced(mount: Mount) -> None:
     """Promise P5."""
     m = mount("--max-size", "64M")
@@ -191,7 +190,6 @@ def test_a_dead_mount_is_replaced(mount: Mount) -> None:
     assert places.mounted_at(m.path) is None
 
 
-@pytest.mark.crash
 def test_umount_takes_a_dead_mount_away(mount: Mount) -> None:
     m = mount("--max-size", "64M")
     pid = m.pid

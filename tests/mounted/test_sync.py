@@ -11,8 +11,6 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
-import pytest
-
 from cachefs.store.reader import Reader
 
 from ..running import Mounted, eventually
@@ -24,7 +22,6 @@ _libc = ctypes.CDLL(None, use_errno=True)
 SYNCS: dict[str, Callable[[int], None]] = {"fsync": os.fsync, "fdatasync": os.fdatasync}
 
 
-@pytest.mark.crash
 def test_what_was_synced_outlives_a_kill(shared: Mounted, here: Path) -> None:
     """Promise P1. Promise P2. New files, appends, rewrites in place, cut files, names, attributes."""
     chance = random.Random(1)
@@ -68,7 +65,6 @@ def test_what_was_synced_outlives_a_kill(shared: Mounted, here: Path) -> None:
     assert os.getxattr(here / "saved", "user.a") == b"1"
 
 
-@pytest.mark.crash
 def test_synced_maps_outlive_a_kill(shared: Mounted, here: Path) -> None:
     """Promise P1."""
     fd = os.open(here / "a", os.O_RDWR | os.O_CREAT)
@@ -84,7 +80,6 @@ def test_synced_maps_outlive_a_kill(shared: Mounted, here: Path) -> None:
     assert (here / "a").read_bytes()[999_999:1_000_006] == b"\0bytes\0"
 
 
-@pytest.mark.crash
 def test_what_nobody_synced_is_committed_soon(mount: MountFactory) -> None:
     """Promise P3. Names and contents, without anybody asking, and what is left at unmounting."""
     m = mount("--max-size", "64M")
