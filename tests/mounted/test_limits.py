@@ -395,10 +395,10 @@ def test_open_handles(mount: MountFactory, count: int) -> None:
 
 @pytest.mark.soak
 def test_memory_is_given_back(mount: MountFactory) -> None:
-    """By a daemon that has nothing to do; it waits ten seconds."""
+    """By a daemon that has nothing to do for five minutes."""
     m = mount("--max-size", "2G")
     idle = memory_of(m.pid)
     for number in range(3):
         (m.path / f"{number}").write_bytes(random.Random(number).randbytes(200 * MIB))
     assert memory_of(m.pid) > idle + 64 * MIB
-    assert eventually(lambda: memory_of(m.pid) < idle + 32 * MIB, 60)
+    assert eventually(lambda: memory_of(m.pid) < idle + 32 * MIB, 400)
