@@ -15,6 +15,7 @@ _MMAP = 32 << 20
 _STEP = 8 << 20
 
 _HUGE_PAGES = "glibc.malloc.hugetlb"
+_STARTED_OVER = "CACHEFS_STARTED_OVER"
 
 
 def start_with_huge_pages() -> None:
@@ -26,10 +27,12 @@ def start_with_huge_pages() -> None:
     Without glibc, or where the kernel has no huge pages to give, nothing is changed.
     """
     tunables = os.environ.get("GLIBC_TUNABLES", "")
-    if _HUGE_PAGES in tunables or not sys.executable:
+    # The mark, since the C library takes the setting away from a program with more rights than its caller.
+    if _HUGE_PAGES in tunables or _STARTED_OVER in os.environ or not sys.executable:
         return
-    here = {**os.environ, "GLIBC_TUNABLES": ":".join(filter(None, (tunables, f"{_HUGE_PAGES}=1")))}
-    for stream in (sys.stdout, sys.stderr):
+    here = {**os.environ, _STARTED_OVER: "1"}
+    here["GLIBC_TUNABLES"] = ":".join(filter(None, (tunables, f"{_HUGE_PAGES}=1")))
+    for stream in filter(None, (sys.stdout, sys.stderr)):  # None where it was closed
         stream.flush()
     with contextlib.suppress(OSError):
         os.execve(sys.executable, sys.orig_argv, here)

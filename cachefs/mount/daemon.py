@@ -90,7 +90,8 @@ def _in_background(launch: Launch, writer: int) -> NoReturn:
         null = os.open(os.devnull, os.O_RDWR)
         for number in (0, 1, 2):
             os.dup2(null, number)
-        os.close(null)
+        if null > 2:  # it may be one of them, where the caller had closed all three
+            os.close(null)
 
         def report(**answer: object) -> None:
             # A caller that was interrupted closed its end: BrokenPipeError, and the mount is undone.

@@ -8,6 +8,7 @@ import os
 import platform
 import random
 import re
+import shlex
 import shutil
 import signal
 import socket
@@ -76,6 +77,27 @@ def test_the_daemon_asks_for_huge_pages(given: str, folders: tuple[Path, Path]) 
     of_daemon = Path(f"/proc/{pid}/environ").read_bytes()
     assert (b"glibc.malloc.hugetlb=1" in of_daemon) is ("hugetlb" not in given)
     assert given.encode() in of_daemon
+    assert run_cachefs("umount", mnt).returncode == 0
+
+
+def test_a_program_that_loses_the_setting(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    """As the C library takes it from a python with capabilities of its own: no reason to ask for ever."""
+    store, mnt = folders
+    (tmp_path / "sitecustomize.py").write_text("import os\nos.environ.pop('GLIBC_TUNABLES', None)\n")
+    path = os.pathsep.join([str(tmp_path), environment()["PYTHONPATH"]])
+    done = subprocess.run(command("mount", store, mnt), env=environment(PYTHONPATH=path), timeout=10)
+    assert done.returncode == 0
+    assert run_cachefs("umount", mnt).returncode == 0
+
+
+@pytest.mark.parametrize("closed", [">&-", "<&- >&- 2>&-"])
+def test_a_caller_that_closed_its_streams(closed: str, folders: tuple[Path, Path]) -> None:
+    """The daemon has its own all the same: what is written there must not end in a file of the store."""
+    store, mnt = folders
+    line = f"{shlex.join(command('mount', store, mnt))} {closed}"
+    assert subprocess.run(["sh", "-c", line], env=environment(), timeout=TIMEOUT).returncode == 0
+    (pid,) = daemons_of(store)
+    assert [os.readlink(f"/proc/{pid}/fd/{number}") for number in (0, 1, 2)] == ["/dev/null"] * 3
     assert run_cachefs("umount", mnt).returncode == 0
 
 
