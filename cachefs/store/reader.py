@@ -93,25 +93,42 @@ class Reader:
 
     def entries(self) -> Iterator[Entry]:
         """Every file, directory by directory; those whose rows are damaged go into `unreadable`."""
-        for name, dirent in self._walk():
+        for name, key, dirent in self._walk():
             try:
-                if dirent is None:
-                    raise Damaged("a row of dirents in the index is damaged")
-                inode = self._tree.get(dirent.ino)
-                entry = self._entry(name, dirent.ino, inode) if stat.S_ISREG(inode.mode) else None
+                entry = self._found(name, key, dirent)
             except (OSError, Damaged):
                 self.unreadable.append(name)
                 continue
             if entry is not None:
                 yield entry
 
-    def _walk(self) -> Iterator[tuple[str, Dirent | None]]:
-        """(path, dirent) of everything but directories; None where the dirent is damaged.
+    def _found(self, name: str, key: bytes, dirent: Dirent | None) -> Entry | None:
+        """The file that a dirent leads to; None if it is gone. Raises OSError or Damaged.
+
+        The daemon may have removed or replaced it since the names were read.
+        """
+        while True:
+            try:
+                if dirent is None:
+                    raise Damaged("a row of dirents in the index is damaged")
+                inode = self._tree.get(dirent.ino)
+                return self._entry(name, dirent.ino, inode) if stat.S_ISREG(inode.mode) else None
+            except (OSError, Damaged):
+                value = self._index.committed("dirents", key) if dirent is not None else None
+                now = Dirent.unpack(value) if value is not None else None
+                if now == dirent:
+                    raise
+                if now is None:
+                    return None
+                dirent = now
+
+    def _walk(self) -> Iterator[tuple[str, bytes, Dirent | None]]:
+        """(path, key, dirent) of everything but directories; None where the dirent is damaged.
 
         By the names themselves rather than by their order, as `Tree.walk` goes: a damaged
         row there would hide those that follow.
         """
-        children: dict[int, list[tuple[bytes, Dirent | None]]] = {}
+        children: dict[int, list[tuple[bytes, bytes, Dirent | None]]] = {}
         with self._index.snapshot() as txn:
             rows = cast(Iterator[tuple[bytes, bytes]], txn.cursor(self._index.dbs["dirents"]))
             for key, value in rows:
@@ -119,17 +136,17 @@ class Reader:
                     dirent = Dirent.unpack(self._index.from_disk("dirents", key, value))
                 except (OSError, Damaged):
                     dirent = None
-                children.setdefault(of_be(key[:8]), []).append((key[8:], dirent))
+                children.setdefault(of_be(key[:8]), []).append((key[8:], key, dirent))
         directories = [(ROOT, b"")]
         while directories:
             parent, prefix = directories.pop()
-            for name, dirent in children.pop(parent, ()):
+            for name, key, dirent in children.pop(parent, ()):
                 if dirent is not None and dirent.kind == stat.S_IFDIR:
                     directories.append((dirent.ino, prefix + name + b"/"))
                 else:
-                    yield os.fsdecode(prefix + name), dirent
+                    yield os.fsdecode(prefix + name), key, dirent
         for lost in children.values():  # below a directory whose name is damaged
-            yield from ((os.fsdecode(name), None) for name, _ in lost)
+            yield from ((os.fsdecode(name), key, None) for name, key, _ in lost)
 
     def damaged(self) -> list[str]:
         """Files that name a block in quarantine, and so cannot be read in full."""
@@ -140,7 +157,7 @@ class Reader:
             blocks = np.array([int_of(key) for key in keys], np.uint64)
         if not len(blocks):
             return []
-        return sorted(name for name, dirent in self._walk() if dirent and self._names(dirent.ino, blocks))
+        return sorted(name for name, _, dirent in self._walk() if dirent and self._names(dirent.ino, blocks))
 
     def _names(self, ino: int, blocks: npt.NDArray[np.uint64]) -> bool:
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from cachefs.errors import UserError
 from cachefs.mount import mountpoint as places
 from cachefs.mount.mountpoint import Mount
+from cachefs.store.reader import Reader
 
 from ..running import Mounted, command, environment, run_cachefs
 
@@ -76,6 +78,23 @@ def test_ls(filled: Mounted) -> None:
     assert [entry["name"] for entry in ls(filled.path, "--sort", "size")] == names
     filled.umount()
     assert [entry["name"] for entry in ls(filled.store)] == names
+
+
+def test_ls_beside_a_client_that_removes_and_replaces(mount: Callable[..., Mounted]) -> None:
+    """A file that goes meanwhile is no damage; of one that was replaced the new is listed."""
+    m = mount("--max-size", "64M")
+    for name in "abcd":
+        (m.path / name).write_bytes(name.encode() * 300_000)
+    run_cachefs("stats", m.path)
+    with closing(Reader(m.store)) as reader:
+        entries = reader.entries()
+        assert next(entries).name == "a"
+        (m.path / "b").unlink()
+        (m.path / "new").write_bytes(b"c" * 200_000)
+        (m.path / "new").rename(m.path / "c")
+        assert m.stats()["entries"] == 3
+        assert [(entry.name, entry.size) for entry in entries] == [("c", 200_000), ("d", 300_000)]
+        assert reader.unreadable == []
 
 
 def test_ls_for_people_is_never_cut_in_a_pipe(filled: Mounted) -> None:
