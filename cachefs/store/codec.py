@@ -247,6 +247,8 @@ def decode_many(items: Sequence[tuple[Buffer, Bytes]]) -> None:
             np.frombuffer(part if len(part) == length else next(planes), np.uint8)
             for part, length in zip(stored, lengths, strict=True)
         ]
+        if [len(part) for part in parts] != lengths:  # of a frame said to be empty nobody knows the size
+            raise Broken("the planes have other lengths")
         join(parts, layout, out)
 
 

@@ -7,6 +7,7 @@ import struct
 
 import numpy as np
 import pytest
+import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -104,6 +105,14 @@ def test_many_at_once() -> None:
     codec.decode_many([(stored, outs[0][:9])])
     assert outs[0][:9].tobytes() == b"abcdefghi"
     codec.decode_many([])
+
+
+def test_a_frame_where_nothing_should_be() -> None:
+    """Its own header says how long it is then."""
+    frame = zstandard.ZstdCompressor().compress(b"more than was left over")
+    stored = struct.pack("<BB3I", 2, 2, 4, 4, len(frame)) + b"acegbdfh" + frame
+    with pytest.raises(codec.Broken):
+        codec.decode_many([(stored, np.empty(8, np.uint8))])
 
 
 @given(st.data())
