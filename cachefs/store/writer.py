@@ -98,7 +98,7 @@ class Writer:
                 for volume in self.volumes.by_number.values():
                     volume.delete([])
                 with self._transaction() as txn:
-                    self._meta(txn, self.counters)
+                    self._meta(txn, self.counters, self._payloads.unnamed.values())
             except (lmdb.Error, OSError) as error:
                 raise self._refused(error) from error
             if self.failed:

@@ -9,7 +9,7 @@ import pytest
 
 from cachefs.sizes import MIB
 from cachefs.states.pieces import Chunk
-from cachefs.store import Store, StoreFull
+from cachefs.store import Store, StoreFailed, StoreFull
 from cachefs.store.layout import footprint
 from cachefs.store.records import VolumeRow, int_key
 from cachefs.store.volumes import Volume
@@ -63,6 +63,22 @@ def test_strays_of_a_crash_are_swept(tmp_path: Path, part_bytes: int) -> None:
         store.commit()
         assert_exact(store)
         assert content(store, again) == noise(400_000, 2)
+    finally:
+        store.close()
+
+
+def test_a_crash_after_a_probe(tmp_path: Path) -> None:
+    """What lies in a volume and is not named yet goes at the next start, so it must not be counted."""
+    store = Store.open(tmp_path / "store", SMALL)
+    add(store, b"kept", noise(200_000))
+    store.commit()
+    add(store, b"lost", noise(400_000, 1))
+    with failing(store, "_meta", OSError(5, "broken")), pytest.raises(StoreFailed):
+        store.commit()
+    store.writer.probe()
+    store = crash(store, tmp_path / "store")
+    try:
+        assert_exact(store)
     finally:
         store.close()
 
