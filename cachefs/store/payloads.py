@@ -40,26 +40,30 @@ class Payloads:
             room = min(self._volumes.free, self._volumes.disk_room())
             if room < need:
                 self._purge(need - room)
-            volume = self._volumes.pick(min(need, self._budget.batch), without=refused)
+            volume = self._pick(min(need, self._budget.batch), refused)
             run: list[Fresh] = []
-            room = min(volume.free, max(self._budget.batch, footprint(todo[0].row.stored)))
+            room = (
+                volume.free if volume is not None else max(v.free for v in self._volumes.by_number.values())
+            )
+            room = min(room, max(self._budget.batch, footprint(todo[0].row.stored)))
             for block in todo:
                 room -= footprint(block.row.stored)
                 if room < 0:
                     break
                 run.append(block)
             try:
-                if not run:
+                if volume is None or not run:
                     raise lmdb.MapFullError("no room for one block")
                 parts = volume.put((block.id, block.payload) for block in run)
             except lmdb.Error as error:
-                if not is_full(error, volume.path):
+                if not is_full(error, self._volumes.root):
                     raise
                 # Enough free pages, but no run of them long enough, or the disk is full and the
                 # file cannot grow to have one. Another volume may have one.
-                refused.add(volume.number)
-                if self._volumes.has_room(without=refused):
-                    continue
+                if volume is not None:
+                    refused.add(volume.number)
+                    if self._volumes.has_room(without=refused):
+                        continue
                 volume, parts = self._put_in_parts(run or todo[:1])
                 run = run or todo[:1]
                 refused.clear()
@@ -70,6 +74,15 @@ class Payloads:
             placed += [(block, row._replace(hint=hints[block])) for block, row in rows.items()]
             todo = todo[len(run) :]
         return placed
+
+    def _pick(self, wish: int, refused: set[int]) -> Volume | None:
+        """`Volumes.pick`; None where only those are left that refused: the disk has no room for a new one."""
+        try:
+            return self._volumes.pick(wish, without=refused)
+        except (StoreFull, OSError, lmdb.Error) as error:
+            if not refused or not is_full(error, self._volumes.root):
+                raise
+            return None
 
     def settle(self) -> None:
         """The index has come to name them all."""

@@ -18,7 +18,7 @@ import lmdb
 import numpy as np
 
 from cachefs.states.pieces import Buffer
-from cachefs.store.errors import StoreFull
+from cachefs.store.errors import StoreFull, is_full
 from cachefs.store.layout import HEADROOM, MIN_VOLUME, Budget, footprint
 from cachefs.store.overflow import may_free
 from cachefs.store.records import BlockRow, VolumeRow, be, int_key, int_of
@@ -284,7 +284,8 @@ class Volumes:
     def pick(self, wish: int, without: Collection[int] = ()) -> Volume:
         """The volume to write next: the one with the most room, or a new one if none has ``wish`` bytes.
 
-        Raises StoreFull when there is no room at all.
+        Raises StoreFull when there is no room at all, OSError or lmdb.Error when a new one is
+        needed and cannot be made.
         """
         best = max(
             (v for v in list(self.by_number.values()) if v.number not in without),
@@ -294,15 +295,24 @@ class Volumes:
         if best is None or best.free < wish:
             unborn = self._unborn()
             if unborn:
-                return self.make(unborn[0])
+                try:
+                    return self.make(unborn[0])
+                except (OSError, lmdb.Error) as error:
+                    if best is None or best.free <= 0 or not is_full(error, self.root):
+                        raise
         if best is None or best.free <= 0:
             raise StoreFull("the volumes are full")
         return best
 
     def make(self, map_bytes: int) -> Volume:
-        """A new, empty volume."""
+        """A new, empty volume. Raises OSError or lmdb.Error; then nothing is left of it."""
         number = max(self.by_number, default=0) + 1
-        volume = Volume(number, self._path(number), VolumeRow(map_bytes, 0, 0))
+        try:
+            volume = Volume(number, self._path(number), VolumeRow(map_bytes, 0, 0))
+        except BaseException:
+            # On a full disk half a header may be there, which LMDB would take for damage next time.
+            shutil.rmtree(self._path(number), ignore_errors=True)
+            raise
         self.by_number[number] = volume
         return volume
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from cachefs.sizes import MIB
 from cachefs.states.pieces import Chunk
 from cachefs.store import Store, StoreFailed, StoreFull
-from cachefs.store.layout import footprint
+from cachefs.store.layout import MIN_VOLUME, Budget, footprint
 from cachefs.store.records import VolumeRow, int_key
 from cachefs.store.volumes import Volume
 
@@ -216,6 +217,30 @@ def test_a_disk_without_room_for_a_volume(store: Store, monkeypatch: pytest.Monk
     assert content(store, ino) == noise(100_000)
     assert_exact(store)
     assert_nothing_leaks(store)
+
+
+def test_a_disk_without_room_for_another_volume(opened: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is free in those that are there is used to the last page, though no run of them is long enough."""
+    budget = replace(Budget.of(SMALL), volume=MIN_VOLUME)
+    monkeypatch.setattr(Budget, "of", lambda *_: budget)
+    store = opened(SMALL)
+    for n in range(56):
+        add(store, b"%d" % n, noise(120 << 10, n))
+    store.commit()
+    for n in range(0, 56, 2):
+        remove(store, b"%d" % n)
+    store.commit()
+    store.writer.purge(1 << 30)
+    assert list(store.volumes.by_number) == [1]
+
+    def refuse(*arguments: object, **options: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Volume, "__init__", refuse)
+    ino = add(store, b"large", [Chunk(noise(256 << 10, n)) for n in range(100, 108)])
+    store.commit()
+    assert content(store, ino) == b"".join(noise(256 << 10, n) for n in range(100, 108))
+    assert_exact(store)
 
 
 def test_figures_survive(opened: Opener) -> None:
