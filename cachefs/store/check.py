@@ -122,7 +122,9 @@ def _check(stack: ExitStack, path: Path, report: Report, live: bool, progress: P
                     volume.close()
                     del volumes.by_number[number]
         crashed = not live and bool(home.read_holder(path))
-        Payloads(index, volumes, found, report, settled=not live and not crashed, live=live).run(progress)
+    # Beside a daemon no snapshot may last for as long as it takes to read everything: no page of
+    # the index that is given up meanwhile could be used again.
+    Payloads(index, volumes, found, report, settled=not live and not crashed, live=live).run(progress)
 
 
 def _pages(path: Path, name: str, report: Report, txnid: int | None = None) -> bool:

@@ -330,9 +330,11 @@ class IndexCheck:
         wanted = np.array(sorted(blocks), np.uint64)
         found: dict[int, int] = {}
         if len(wanted):
-            for ino, each in self.recipes({}):
-                if number := int(np.isin(each.blocks()[0], wanted).sum()):
-                    found[ino] = number
+            # A snapshot of its own: the one looked through may have ended long ago.
+            with self._index.snapshot() as now:
+                for ino, each in IndexCheck(self._index, now).recipes({}):
+                    if number := int(np.isin(each.blocks()[0], wanted).sum()):
+                        found[ino] = number
         return found
 
     # -- blocks

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import random
 import re
 import threading
@@ -13,9 +14,11 @@ from pathlib import Path
 
 import pytest
 
+from cachefs.store.check import check
 from cachefs.store.index import Index
 from cachefs.store.pages import faults
 
+from ..mounted.kernel import elsewhere
 from ..running import Mounted, run_cachefs
 
 BOUND = ("--max-size", "100M")
@@ -168,6 +171,20 @@ def test_what_cannot_run(filled: Mounted, tmp_path: Path) -> None:
         assert done.returncode == 2, arguments
         assert says in done.stderr
         assert done.stderr.count("\n") == 1
+
+
+def test_no_snapshot_lasts_while_everything_is_read(filled: Mounted) -> None:
+    """Reading 200 GB takes an hour; the daemon could use no page again that it gave up meanwhile."""
+    look = "import lmdb; print(lmdb.open(sys.argv[1], readonly=True).readers())"
+    seen: list[str] = []
+
+    def progress(step: str, done: int, of: int) -> None:
+        if step == "reading":
+            seen.extend(elsewhere(look, filled.store / "index").splitlines())
+
+    assert check(filled.store, deep=True, progress=progress).sound
+    mine = [line.split()[-1] for line in seen if line.split()[0] == str(os.getpid())]
+    assert set(mine) == {"-"}
 
 
 def test_beside_a_daemon_that_is_at_work(filled: Mounted) -> None:
