@@ -357,9 +357,12 @@ class BlockReader:
         return Refs.unpack(value) if value else Refs(0, 0)
 
     def _payload(self, block: int, row: BlockRow) -> Buffer | None:
+        """Raises Damaged where the disk cannot read it, no reason for quarantine: it may come back."""
         volume = self._blocks.volumes.by_number.get(row.volume)
         if volume is None:
             return None
+        if row.hint and not volume.is_readable(row.hint, row.stored):
+            raise Damaged(f"block {block} cannot be read from the disk")
         txn = self._volumes.get(row.volume)
         if txn is None:
             txn = self._stack.enter_context(volume.env.begin(db=volume.db, buffers=True))

@@ -22,6 +22,7 @@ from cachefs.store.errors import StoreFull, is_full
 from cachefs.store.layout import HEADROOM, MIN_VOLUME, Budget, footprint
 from cachefs.store.overflow import may_free
 from cachefs.store.records import BlockRow, VolumeRow, be, int_key, int_of
+from cachefs.store.resident import fault_in
 
 log = logging.getLogger("cachefs.volumes")
 
@@ -138,6 +139,15 @@ class Volume:
             return os.preadv(self._file, [into], start, 0 if wait else os.RWF_NOWAIT) == len(into)
         except OSError:
             return False
+
+    def is_readable(self, start: int, size: int) -> bool:
+        """Whether the disk can read ``size`` bytes from ``start`` of the file; waits for it.
+
+        Before LMDB is asked for a value: the binding touches all its pages.
+        """
+        if not self._base or start + size > self.map_bytes:
+            return True
+        return fault_in(self._base + start, size)
 
     def will_need(self, start: int, size: int) -> None:
         """Have the disk read what will be asked for soon."""

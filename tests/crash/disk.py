@@ -46,13 +46,18 @@ class Disk:
 
 
 class FailingDisk(Disk):
-    """One whose disk, served by nbdkit, answers EIO to every write between `breaks` and `mends`."""
+    """One whose disk, served by nbdkit, answers EIO to every write between `breaks` and `mends`.
+
+    To every read, too, while the file `unreadable` exists.
+    """
 
     def __init__(self, folder: Path, size: int) -> None:
         self._trigger, socket = folder / "broken", folder / "nbd"
         self._device = folder / "device"
         self._device.touch()
+        self.unreadable = folder / "unreadable"
         errors = f"error-pwrite-rate=100% error-pwrite=EIO error-pwrite-file={self._trigger}"
+        errors += f" error-pread-rate=100% error-pread=EIO error-pread-file={self.unreadable}"
         self._servers = [
             _start("nbdkit", "-f", "-U", socket, "--filter=error", "memory", size, *errors.split())
         ]
@@ -71,6 +76,7 @@ class FailingDisk(Disk):
 
     def mends(self) -> None:
         self._trigger.unlink(missing_ok=True)
+        self.unreadable.unlink(missing_ok=True)
 
     def forget(self) -> None:
         """Have nothing of it cached any more."""

@@ -9,12 +9,13 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from ..crash.disk import FailingDisk, make_failing_disk
 from ..crash.sound import complaints
 from ..running import Mounted, eventually, run_cachefs
-from .kernel import can_put, fails, put, sync_directory
+from .kernel import can_put, fails, opened, put, sync_directory
 
 MIB = 1 << 20
 
@@ -36,6 +37,11 @@ def m(disk: FailingDisk, tmp_path: Path) -> Iterator[Mounted]:
     disk.mends()
     wrong = mounted.clean_up()
     assert not wrong, wrong
+
+
+def numbers(seed: int) -> bytes:
+    """3 MiB that compress a little."""
+    return np.random.default_rng(seed).normal(size=3 << 19).astype(np.float16).tobytes()
 
 
 def content(number: int, size: int = 3 * MIB) -> bytes:
@@ -73,6 +79,32 @@ def test_a_broken_disk_is_no_full_disk(m: Mounted, disk: FailingDisk, tmp_path: 
     m.mount()
     assert (m.path / "kept").read_bytes() == content(1)
     assert (m.path / "after").read_bytes() == content(3)
+
+
+@pytest.mark.parametrize("mode", ["off", "always"])
+def test_a_disk_that_cannot_be_read(m: Mounted, disk: FailingDisk, mode: str, tmp_path: Path) -> None:
+    """Is an error of the reads that need it, not the end of the mount; nor is removing what lies there."""
+    m.expect_errors()
+    m.remount("--compress", mode)
+    data = {name: numbers(n) for n, name in enumerate("abc")}
+    for name, each in data.items():
+        put(m.path / name, each)
+    m.umount()
+    disk.forget()
+    m.mount("--log-file", str(tmp_path / "log"))
+    put(m.path / "copy", data["a"])  # compared with what lies there, so the pages that lead there are mapped
+    for path in (m.store / "volumes/0001/data.mdb", disk.image):
+        with opened(path, os.O_RDONLY) as fd:  # what is mapped stays
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    disk.unreadable.touch()
+    for _ in range(2):
+        with fails(errno.EIO):
+            (m.path / "c").read_bytes()
+    (m.path / "b").unlink()
+    assert run_cachefs("stats", m.path).returncode == 0
+    assert m.alive
+    disk.mends()
+    assert (m.path / "c").read_bytes() == data["c"]
 
 
 @pytest.mark.soak
