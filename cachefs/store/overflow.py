@@ -6,6 +6,7 @@ beyond the file, and hand them out to be written over.
 """
 
 import ctypes
+import os
 
 import numpy as np
 
@@ -23,7 +24,22 @@ def may_free(value: Buffer, start: int) -> bool:
     at = int(np.frombuffer(value, np.uint8).ctypes.data) - _HEADER.itemsize
     if at % PAGE or at < start:
         return True  # it shares a leaf page
-    head = np.frombuffer(ctypes.string_at(at, _HEADER.itemsize), _HEADER)[0]
-    pages = (_HEADER.itemsize - 1 + len(value)) // PAGE + 1
+    return _is_sound(ctypes.string_at(at, _HEADER.itemsize), at - start, len(value))
+
+
+def may_free_at(file: int, start: int, size: int) -> bool:
+    """The same for a value of ``size`` bytes from ``start`` of an open file, which is not read for that.
+
+    Raises OSError where the disk cannot read the header.
+    """
+    at = start - _HEADER.itemsize
+    head = os.pread(file, _HEADER.itemsize, at) if at >= 0 and at % PAGE == 0 else b""
+    return len(head) == _HEADER.itemsize and _is_sound(head, at, size)
+
+
+def _is_sound(header: bytes, at: int, size: int) -> bool:
+    """Whether ``header``, from ``at`` of its file, is that of a value of ``size`` bytes in pages of its own."""
+    head = np.frombuffer(header, _HEADER)[0]
+    pages = (_HEADER.itemsize - 1 + size) // PAGE + 1
     whole = head["flags"] == _OVERFLOW and head["pages"] == pages
-    return bool(whole and head["number"] == (at - start) // PAGE)
+    return bool(whole and head["number"] == at // PAGE)

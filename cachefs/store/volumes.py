@@ -20,7 +20,7 @@ import numpy as np
 from cachefs.states.pieces import Buffer
 from cachefs.store.errors import StoreFull, is_full
 from cachefs.store.layout import HEADROOM, MIN_VOLUME, Budget, footprint
-from cachefs.store.overflow import may_free
+from cachefs.store.overflow import may_free, may_free_at
 from cachefs.store.records import BlockRow, VolumeRow, be, int_key, int_of
 from cachefs.store.resident import fault_in
 
@@ -172,9 +172,11 @@ class Volume:
         gone: list[BlockRow] = []
         with self.env.begin(db=self.db, write=True, buffers=True) as txn:
             for block, row in blocks:
-                self.drop_value(txn, int_key(block), self.db)
                 count = row.parts if row is not None else _MAX_PARTS
-                for i in range(count):
+                located = row is not None and self._drop_located(txn, block, row)
+                if count or not located:
+                    self.drop_value(txn, int_key(block), self.db)
+                for i in range(0 if located else count):
                     if not self.drop_value(txn, part_key(block, i), self.parts) and row is None:
                         break
                 if row is not None:
@@ -183,6 +185,23 @@ class Volume:
             txn.put(int_key(0), b"")
         self.used = max(0, self.used - sum(footprint(row.stored) for row in gone))
         self.blocks = max(0, self.blocks - len(gone))
+
+    def _drop_located(self, txn: lmdb.Transaction, block: int, row: BlockRow) -> bool:
+        """Delete a payload from where its row says that it lies; False if nothing was done.
+
+        LMDB's binding reads a value from the disk, all of it, before it says where that lies.
+        """
+        if not row.hint:
+            return False
+        try:
+            if not may_free_at(self._file, row.hint, row.stored):
+                return False
+        except OSError as error:
+            log.error("volume %d: a value cannot be read (%s); it is left in place", self.number, error)
+            return True
+        key, db = (part_key(block, 0), self.parts) if row.parts else (int_key(block), self.db)
+        txn.delete(key, db=db)
+        return True
 
     def drop_value(self, txn: lmdb.Transaction, key: bytes, db: lmdb._Database) -> bool:
         """Delete a value in ``txn``, a write transaction with buffers; False if there is none."""

@@ -144,6 +144,32 @@ def test_a_purge_frees_room_that_is_used_again(store: Store) -> None:
     assert_exact(store)
 
 
+def touched(path: Path) -> int:
+    """Bytes of this process's map of a file that were touched, or lie beside those."""
+    maps = Path("/proc/self/smaps").read_text().split("VmFlags")
+    return sum(int(each.split("Rss:")[1].split()[0]) << 10 for each in maps if f" {path}\n" in each)
+
+
+def test_a_purge_does_not_read_what_goes(tmp_path: Path) -> None:
+    """From a cold disk it would read as much as it frees, while who needs the room waits."""
+    place = tmp_path / "store"
+    store = Store.open(place, SMALL)
+    add(store, b"a", [Chunk(noise(256 << 10, n)) for n in range(100)])
+    store.commit()
+    remove(store, b"a")
+    store.commit()
+    store.close()
+    store = Store.open(place)
+    try:
+        before = touched(place / "volumes/0001/data.mdb")
+        freed = store.writer.purge(1 << 30)
+        assert freed > 25 * MIB
+        assert touched(place / "volumes/0001/data.mdb") - before < freed // 2
+        assert_exact(store)
+    finally:
+        store.close()
+
+
 def test_purging_takes_the_oldest_victims(store: Store) -> None:
     for number in range(6):
         add(store, b"%d" % number, [Chunk(noise(100_000, number))])
