@@ -77,6 +77,10 @@ class Writer:
     def _refused(self, error: Exception) -> StoreFull | StoreFailed:
         """What a failed write means; a broken disk is logged when it is first met."""
         if is_full(error, self.index.path):
+            # A `cachefs ls` or `check` that was killed keeps all pages given up since from being used again.
+            for env in (self.index.env, *(v.env for v in self.volumes.by_number.values())):
+                with contextlib.suppress(lmdb.Error):
+                    env.reader_check()
             return StoreFull(str(error))
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
         if not self.failed:

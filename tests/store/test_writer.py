@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import lmdb
 import pytest
 
 from cachefs.sizes import MIB
@@ -266,6 +269,23 @@ def test_a_disk_without_room_for_another_volume(opened: Opener, monkeypatch: pyt
     ino = add(store, b"large", [Chunk(noise(256 << 10, n)) for n in range(100, 108)])
     store.commit()
     assert content(store, ino) == b"".join(noise(256 << 10, n) for n in range(100, 108))
+    assert_exact(store)
+
+
+def test_a_reader_that_was_killed_keeps_no_pages(store: Store) -> None:
+    """LMDB counts its snapshot among those in use until somebody looks whether it lives."""
+    add(store, b"a", noise(100_000))
+    store.commit()
+    killed = "import lmdb, os; t = lmdb.open('{}', readonly=True).begin(); os.kill(os.getpid(), 9)"
+    envs = [store.index.env, *(volume.env for volume in store.volumes.by_number.values())]
+    for env in envs:
+        subprocess.run([sys.executable, "-c", killed.format(env.path())], timeout=20)
+    before = [len(env.readers().splitlines()) for env in envs]
+    add(store, b"b", noise(100_000, 1))
+    with failing(store, "_meta", lmdb.MapFullError("full")), pytest.raises(StoreFull):
+        store.commit()
+    assert [len(env.readers().splitlines()) for env in envs] == [number - 1 for number in before]
+    store.commit()
     assert_exact(store)
 
 
