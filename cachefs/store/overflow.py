@@ -38,7 +38,7 @@ def may_free_at(file: int, start: int, size: int) -> bool:
 
 
 def _is_sound(header: bytes, at: int, size: int) -> bool:
-    """Whether ``header``, from ``at`` of its file, is that of a value of ``size`` bytes in pages of its own."""
+    """Whether ``header``, at ``at`` of its file, is that of a value of ``size`` bytes in its own pages."""
     head = np.frombuffer(header, _HEADER)[0]
     pages = (_HEADER.itemsize - 1 + size) // PAGE + 1
     whole = head["flags"] == _OVERFLOW and head["pages"] == pages
