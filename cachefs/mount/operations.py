@@ -286,7 +286,13 @@ class CacheFS(pyfuse3.Operations):
                 if not pyfuse3.readdir_reply(token, name, self._attributes(at), number):
                     return
         for child in self._tree.children(ino, max(2, start_id)):
-            if not pyfuse3.readdir_reply(token, child.name, self._attributes(child.ino), child.cookie):
+            try:
+                attributes = self._attributes(child.ino)
+            except (
+                OSError
+            ):  # its row is damaged, which keeps no client from the others; `cachefs ls` names it
+                continue
+            if not pyfuse3.readdir_reply(token, child.name, attributes, child.cookie):
                 return
             self._lookups[child.ino] += 1
 

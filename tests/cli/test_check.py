@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import os
@@ -18,7 +19,7 @@ from cachefs.store.check import check
 from cachefs.store.index import Index
 from cachefs.store.pages import faults
 
-from ..mounted.kernel import elsewhere
+from ..mounted.kernel import elsewhere, fails
 from ..running import Mounted, run_cachefs
 
 BOUND = ("--max-size", "100M")
@@ -159,6 +160,16 @@ def test_rm_all_takes_what_is_damaged_too(filled: Mounted) -> None:
     done = run_cachefs("rm", "--all", "--yes", filled.path)
     assert done.returncode == 0, done.stderr
     assert list(filled.path.iterdir()) == []
+
+
+def test_a_damaged_inode_hides_no_other_file(filled: Mounted) -> None:
+    inode = (filled.path / "f1").stat().st_ino
+    filled.umount()
+    spoil_row(filled.store, "inodes", inode)
+    filled.mount()
+    assert sorted(each.name for each in filled.path.iterdir()) == ["f0", "f2"]
+    with fails(errno.EIO):
+        (filled.path / "f1").read_bytes()
 
 
 def test_what_cannot_run(filled: Mounted, tmp_path: Path) -> None:
