@@ -423,12 +423,18 @@ class Store:
     def remove_all(self) -> None:
         """Remove every file of an unmounted store, and leave nothing of them in its files.
 
-        Directories stay.
+        Directories stay. Raises StoreRefused where damaged rows are in the way; then nothing was changed.
         """
-        for _, ino in list(self.tree.walk()):
-            inode = self.tree.get(ino)
+        try:
+            inodes = {ino: self.tree.get(ino) for _, ino in self.tree.walk()}
+            names = {ino: self.tree.name_of(inode) for ino, inode in inodes.items()}
+        except OSError as error:
+            raise StoreRefused(
+                f"{self.path}: {error.strerror}; 'cachefs check --deep --repair {self.path}', then once more"
+            ) from None
+        for ino, inode in inodes.items():
             if stat.S_ISREG(inode.mode):
-                self.tree.unlink(inode.parent, self.tree.name_of(inode))
+                self.tree.unlink(inode.parent, names[ino])
                 self.tree.release_orphan(ino)
         self.commit()
         shrink.empty(self.writer)

@@ -162,6 +162,22 @@ def test_rm_all_takes_what_is_damaged_too(filled: Mounted) -> None:
     assert list(filled.path.iterdir()) == []
 
 
+@pytest.mark.parametrize("table", ["inodes", "cookies"])
+def test_rm_all_of_a_damaged_store_says_what_to_do(filled: Mounted, table: str) -> None:
+    """And removes nothing before that."""
+    inode = (filled.path / "f1").stat().st_ino
+    filled.umount()
+    spoil_row(filled.store, table, inode)
+    done = run_cachefs("rm", "--all", "--yes", filled.store)
+    assert done.returncode == 1
+    assert "'cachefs check --deep --repair" in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert filled.stats()["entries"] == 3
+    run_cachefs("check", "--deep", "--repair", filled.store)
+    assert run_cachefs("rm", "--all", "--yes", filled.store).returncode == 0
+    assert filled.stats()["entries"] == 0
+
+
 def test_a_damaged_inode_hides_no_other_file(filled: Mounted) -> None:
     inode = (filled.path / "f1").stat().st_ino
     filled.umount()
