@@ -19,7 +19,7 @@ from cachefs.store.volumes import Volume, part_key
 
 def drop_unknown(path: Path, folder: Path, done: list[str]) -> None:
     """Delete volumes that a crash left half made, or half dropped: those that the index does not name."""
-    there = {int(each.name): each for each in (path / "volumes").glob("[0-9]*")}
+    there = {int(each.name): each for each in (path / "volumes").glob("[0-9]*") if each.name.isdigit()}
     with closing(Index(folder, None)) as index, index.snapshot() as txn:
         found = IndexCheck(index, txn)
         named = set(found.table("volumes", KEY, VOLUME)[0].tolist())

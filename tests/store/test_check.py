@@ -225,6 +225,13 @@ def test_a_store_that_was_being_made(tmp_path: Path, empty: bool) -> None:
     Store.open(place).close()
 
 
+def test_what_is_no_volume_is_left_alone(place: Path) -> None:
+    """A copy that somebody put beside them."""
+    (place / "volumes/0001.old").mkdir()
+    assert mend(place) == []
+    assert (place / "volumes/0001.old").is_dir()
+
+
 def test_damaged_victims_are_dropped(place: Path) -> None:
     index = Index(place / "index", None)
     with index.snapshot() as txn:
