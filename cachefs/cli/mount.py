@@ -79,7 +79,7 @@ tasks and threads are doing to the log.
 @click.option(
     "--compress",
     metavar="MODE[:LEVEL]",
-    help="idle (default): what is stored is compressed when nobody has read or written for some seconds. "
+    help="idle (default): what is stored is compressed when nobody has read or written for half a minute. "
     "always: at once, in the background of the save. off: not at all. LEVEL is zstandard's, 1 to 19, "
     "default 1; what was compressed earlier can always be read.",
 )
