@@ -97,9 +97,15 @@ class Purger:
 
     def _delete(self, chosen: list[tuple[int, int, BlockRow]]) -> None:
         dbs = self._index.dbs
-        total = sum(footprint(row.stored) for _, _, row in chosen)
-        # Until the counters say so too, the freed bytes must not count twice as room.
-        self._withhold(total)
+        withheld = 0
+
+        def freeing(size: int) -> None:
+            # Until the counters say so too, the freed bytes must not count twice as room, nor, while
+            # the disk is waited for, not at all.
+            nonlocal withheld
+            withheld += size
+            self._withhold(size)
+
         figures = [(v, v.used, v.blocks) for v in self._volumes.by_number.values()]
         try:
             by_volume: dict[int, list[tuple[int, BlockRow]]] = {}
@@ -108,7 +114,7 @@ class Purger:
             self._blocks.unverify_all(block for _, block, _ in chosen)
             for number, items in by_volume.items():
                 if number in self._volumes.by_number:
-                    self._volumes.by_number[number].delete(items)
+                    self._volumes.by_number[number].delete(items, freeing)
             with self._change() as (txn, counters):
                 for turn, block, row in chosen:
                     key = int_key(block)
@@ -129,7 +135,7 @@ class Purger:
                 volume.used, volume.blocks = used, blocks  # the rows are still there, to be deleted again
             raise
         finally:
-            self._withhold(-total)
+            self._withhold(-withheld)
             with self._blocks.lock:
                 self._blocks.dying.difference_update(block for _, block, _ in chosen)
 

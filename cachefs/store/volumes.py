@@ -10,7 +10,7 @@ import logging
 import mmap
 import os
 import shutil
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -160,8 +160,12 @@ class Volume:
         except OSError:
             return False
 
-    def delete(self, blocks: Iterable[tuple[int, BlockRow | None]]) -> None:
+    def delete(
+        self, blocks: Iterable[tuple[int, BlockRow | None]], freeing: Callable[[int], None] | None = None
+    ) -> None:
         """Delete payloads by id in one transaction; those that are not there are passed over.
+
+        ``freeing`` is told of the bytes that do not count as used any more, just before that.
 
         Without its row a payload does not count as used. One whose pages LMDB must not free
         stays behind, as a payload without a block.
@@ -183,7 +187,10 @@ class Volume:
                     gone.append(row)
         with self.env.begin(db=self.db, write=True) as txn:
             txn.put(int_key(0), b"")
-        self.used = max(0, self.used - sum(footprint(row.stored) for row in gone))
+        freed = sum(footprint(row.stored) for row in gone)
+        if freeing is not None:
+            freeing(freed)
+        self.used = max(0, self.used - freed)
         self.blocks = max(0, self.blocks - len(gone))
 
     def _drop_located(self, txn: lmdb.Transaction, block: int, row: BlockRow) -> bool:

@@ -12,6 +12,7 @@ from cachefs.states.pieces import Chunk
 from cachefs.store import Store, StoreFull, home
 from cachefs.store.layout import SPARE
 from cachefs.store.recipe import Recipe
+from cachefs.store.volumes import Volume
 
 from .conftest import Opener
 from .filling import SMALL, add, content, make, names, noise, remove
@@ -136,7 +137,7 @@ def test_what_is_being_written_takes_room_once(store: Store, monkeypatch: pytest
 
 
 def test_a_purge_changes_no_room(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Victims count as room already, also where the disk is the bound."""
+    """Victims count as room already, also where the disk is the bound, and while they are deleted."""
     for number in range(4):
         add(store, b"%d" % number, [Chunk(noise(MIB, number))])
     store.commit()
@@ -147,5 +148,14 @@ def test_a_purge_changes_no_room(store: Store, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(type(store.volumes), "on_disk", lambda volumes: free)
     store.look_again()
     before = store.room()
+    seen: list[int] = []
+    drop = Volume._drop_located
+
+    def look(*arguments: Any) -> Any:
+        seen.append(store.room())
+        return drop(*arguments)
+
+    monkeypatch.setattr(Volume, "_drop_located", look)
     assert store.writer.purge(2 * MIB) >= 2 * MIB
+    assert set(seen) == {before}
     assert store.room() == before
