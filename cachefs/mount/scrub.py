@@ -149,11 +149,13 @@ class Scrub:
             for block, row in chosen:
                 if reader.row(block) is None:
                     continue  # deleted meanwhile
-                with contextlib.suppress(Damaged):  # noted as that by the reader
+                try:
                     raw = reader.raw(block, verify=False)
                     if xxhash.xxh3_128_digest(raw) != row.digest:
                         store.blocks.note_damage(block)
                     _cool(raw)
+                except Damaged as error:  # noted as that by the reader, unless the disk cannot read it
+                    log.error("scrubbing: %s", error)
         return following, size
 
 
