@@ -145,9 +145,10 @@ class Volume:
 
         Before LMDB is asked for a value: the binding touches all its pages.
         """
-        if not self._base or start + size > self.map_bytes:
+        if not self._base or start + size > self.map_bytes or fault_in(self._base + start, size):
             return True
-        return fault_in(self._base + start, size)
+        # Of pages beyond the file's end the kernel says the same: then the place was wrong.
+        return start + size > os.fstat(self._file).st_size
 
     def will_need(self, start: int, size: int) -> None:
         """Have the disk read what will be asked for soon."""

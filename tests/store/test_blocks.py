@@ -295,7 +295,7 @@ def test_what_is_in_memory_is_read_at_once(tmp_path: Path) -> None:
         store.close()
 
 
-@pytest.mark.parametrize("wrong", [1, 4096, 1 << 40])
+@pytest.mark.parametrize("wrong", [1, 4096, 16 << 20, 1 << 40])
 def test_a_wrong_hint_does_no_harm(store: Store, wrong: int) -> None:
     ino = add(store, b"a", [Rows(noise(60_000), 100)])
     store.commit()
