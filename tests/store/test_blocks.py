@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -76,10 +77,10 @@ def test_what_is_being_deleted_cannot_be_held(store: Store, monkeypatch: pytest.
     delete = volume.delete
     seen: list[bool] = []
 
-    def look(items: list[tuple[int, BlockRow]]) -> None:
+    def look(items: list[tuple[int, BlockRow]], *more: Any) -> None:
         seen.append(store.blocks.hold(block))
         fill(store, make(store, b"b%d" % len(seen)), [Chunk(noise(50_000))])
-        delete(items)
+        delete(items, *more)
 
     monkeypatch.setattr(volume, "delete", look)
     assert store.writer.purge(1 << 30) == footprint(50_000)
