@@ -288,9 +288,7 @@ class CacheFS(pyfuse3.Operations):
         for child in self._tree.children(ino, max(2, start_id)):
             try:
                 attributes = self._attributes(child.ino)
-            except (
-                OSError
-            ):  # its row is damaged, which keeps no client from the others; `cachefs ls` names it
+            except OSError:  # a damaged row keeps no client from the others; `cachefs ls` names it
                 continue
             if not pyfuse3.readdir_reply(token, child.name, attributes, child.cookie):
                 return

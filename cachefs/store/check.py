@@ -187,10 +187,9 @@ class Payloads:
             for number, volume in self._volumes.by_number.items():
                 if number not in found.blocks["volume"] and (stray := len(volume.ids())):
                     self._say(f"{count(stray, 'payload')} in volume {number} without a block")
-        missing = {block for block in missing if self._matters(block)}
-        if missing:
-            report.damaged |= missing
-            self._say(f"{count(len(missing), 'block')} without a payload")
+        if faults := {block for block in missing if self._matters(block)}:
+            report.damaged |= faults
+            self._say(f"{count(len(faults), 'block')} without a payload")
         if report.deep:
             self._read_all(missing, progress)
         report.lost |= found.lost
@@ -251,10 +250,10 @@ class Payloads:
         return set(absent.tolist()) | set(short.tolist())
 
     def _matters(self, block: int) -> bool:
-        """Whether a payload that was not found is a fault; a victim's may be gone by a crash, or by now."""
+        """Whether a payload that was not found is a fault; a victim's may be gone, by a crash or just now."""
         at, known = self._found.find(np.array([block], np.uint64))
         if not self._live:
-            return bool(known[0]) and (self._settled or bool(self._found.named[at[0]]))
+            return bool(known[0]) and bool(self._found.named[at[0]])
         with self._index.env.begin() as txn:
             refs = txn.get(int_key(block), db=self._index.dbs["refs"])
             row = txn.get(int_key(block), db=self._index.dbs["blocks"])

@@ -15,12 +15,13 @@ from cachefs.states.pieces import Chunk
 from cachefs.store import Store
 from cachefs.store.check import Report, check
 from cachefs.store.check_repair import repair
-from cachefs.store.errors import StoreRefused
+from cachefs.store.errors import StoreFailed, StoreRefused
 from cachefs.store.index import SEALED, Index
 from cachefs.store.pages import faults
 from cachefs.store.records import BlockRow, Refs, be, int_key, int_of
 from cachefs.store.tree import ROOT
 
+from .breaking import crash, failing
 from .filling import SMALL, add, content, fill, in_memory, noise, remove
 from .flipping import make_template, read_all
 
@@ -230,6 +231,34 @@ def test_what_is_no_volume_is_left_alone(place: Path) -> None:
     (place / "volumes/0001.old").mkdir()
     assert mend(place) == []
     assert (place / "volumes/0001.old").is_dir()
+
+
+def test_victims_without_payloads(place: Path) -> None:
+    """A kill in the middle of a purge leaves them, which the next purge ends."""
+    store = Store.open(place)
+    ids = store.tree.recipe(add(store, b"gone", noise(MIB))).blocks()[0].tolist()
+    store.commit()
+    remove(store, b"gone")
+    store.commit()
+    with failing(store, "_meta", lmdb.Error("killed")), pytest.raises(StoreFailed):
+        store.writer.purge(4 * MIB)
+    holder = (place / "lock").read_bytes()
+    reports = []
+
+    def look(place: Path) -> None:
+        (place / "lock").write_bytes(holder)
+        reports.append(check(place, deep=True))
+
+    store = crash(store, place, look)
+    assert [texts(report) for report in reports] == [""]
+    with store.index.env.begin(db=store.index.dbs["blocks"]) as txn:
+        assert all(txn.get(int_key(block)) for block in ids), "the crash came too late"
+    for _ in range(2):
+        store.close()
+        assert texts(check(place, deep=True)) == ""
+        store = Store.open(place)
+        store.writer.purge(4 * MIB)
+    store.close()
 
 
 def test_damaged_victims_are_dropped(place: Path) -> None:
