@@ -239,7 +239,7 @@ def decode_many(items: Sequence[tuple[Buffer, Bytes]]) -> None:
             unpacked = _decompressor().multi_decompress_to_buffer(
                 frames, decompressed_sizes=np.array(sizes, np.uint64).data, threads=_THREADS
             )
-        except (zstandard.ZstdError, MemoryError, ValueError) as error:
+        except (zstandard.ZstdError, ValueError) as error:
             raise Broken(str(error)) from None
     planes = iter(unpacked)
     for (layout, stored, lengths), (_, out) in zip(found, items, strict=True):
@@ -282,7 +282,10 @@ def _decompressor() -> zstandard.ZstdDecompressor:
 
 def _unzstd(payload: Buffer, raw: int) -> bytes:
     try:
-        out: bytes = _decompressor().decompress(payload, max_output_size=raw)
-    except (zstandard.ZstdError, MemoryError) as error:  # a damaged frame may promise any size
+        # Looked at first: a damaged frame may promise any size, which would end as a lack of memory.
+        if zstandard.frame_content_size(payload) != raw:
+            raise Broken("the frame has another size")
+        out: bytes = _decompressor().decompress(payload)
+    except zstandard.ZstdError as error:
         raise Broken(str(error)) from None
     return out
