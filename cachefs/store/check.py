@@ -54,6 +54,8 @@ class Report:
     bytes_read: int = 0
     damaged: set[int] = field(default_factory=set)
     """Blocks that are missing, or differ from their digests."""
+    absent: set[int] = field(default_factory=set)
+    """Victims without payloads, as a crash leaves them: no fault, but a repair drops them."""
     lost: dict[int, str] = field(default_factory=dict)
     """Inodes of files that cannot be returned in full, with why."""
     unreadable: list[str] = field(default_factory=list)
@@ -187,7 +189,9 @@ class Payloads:
             for number, volume in self._volumes.by_number.items():
                 if number not in found.blocks["volume"] and (stray := len(volume.ids())):
                     self._say(f"{count(stray, 'payload')} in volume {number} without a block")
-        if faults := {block for block in missing if self._matters(block)}:
+        faults = {block for block in missing if self._matters(block)}
+        report.absent |= missing - faults
+        if faults:
             report.damaged |= faults
             self._say(f"{count(len(faults), 'block')} without a payload")
         if report.deep:

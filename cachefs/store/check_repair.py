@@ -206,7 +206,8 @@ class _Plan:
                 ids, counts = recipe.blocks()
                 at, known = found.find(ids)
                 np.add.at(self._named, at[known], counts[known])
-        gone = np.isin(found.ids, np.array(sorted(report.damaged), np.uint64)) & (self._named == 0)
+        lost = np.array(sorted(report.damaged | report.absent), np.uint64)
+        gone = np.isin(found.ids, lost) & (self._named == 0)
         self._kept = ~gone
         if gone.any():
             done.append(f"dropped {count(int(gone.sum()), 'damaged block')}")
