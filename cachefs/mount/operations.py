@@ -61,6 +61,7 @@ class CacheFS(pyfuse3.Operations):
         self._handles: dict[int, Handle] = {}
         self._dirs: dict[int, int] = {}
         self._lookups: Counter[int] = Counter()
+        self._replaced: set[int] = set()
         self._next_fh = 1
         self._answer = memoryview(bytearray(REQUEST))
         store.busy = self._contents.__contains__
@@ -126,15 +127,20 @@ class CacheFS(pyfuse3.Operations):
         return self._attributes(ino, inode)
 
     def _forget_orphan(self, ino: int) -> None:
-        """Drop an unlinked file's content once nobody has it open, the inode once the kernel forgot it."""
+        """Drop an unlinked file's content once nobody has it open, the inode once the kernel forgot it.
+
+        What was replaced keeps its content until then, milliseconds later: who was about to open
+        it finds one version or the other, however fast they follow on each other.
+        """
         if self._upkeep.lost(ino) and not self._tree.get(ino).nlink:
             self._upkeep.forget_lost(ino)
         if ino in self._contents:
             return
-        if self._lookups[ino]:
-            self._tree.empty_orphan(ino)
-        else:
+        if not self._lookups[ino]:
+            self._replaced.discard(ino)
             self._tree.release_orphan(ino)
+        elif ino not in self._replaced:
+            self._tree.empty_orphan(ino)
 
     @guarded
     async def lookup(
@@ -255,6 +261,7 @@ class CacheFS(pyfuse3.Operations):
             exchange=bool(flags & pyfuse3.RENAME_EXCHANGE),
         )
         if replaced is not None:
+            self._replaced.add(replaced)
             self._forget_orphan(replaced)
 
     @guarded
@@ -321,7 +328,7 @@ class CacheFS(pyfuse3.Operations):
 
         The kernel then looks the name up again, and finds what is there now.
         """
-        if ino not in self._contents and not self._tree.get(ino).nlink:
+        if ino not in self._contents and ino not in self._replaced and not self._tree.get(ino).nlink:
             raise FUSEError(errno.ESTALE)
 
     def _open(self, ino: int, flags: int, ctx: pyfuse3.RequestContext) -> pyfuse3.FileInfo:

@@ -214,3 +214,19 @@ def full() -> None:
 def in_tree(store: Store, name: bytes) -> bytes:
     recipe = store.tree.recipe(store.tree.require(ROOT, name).ino)
     return bytes(store.read(recipe, 0, recipe.size))
+
+
+async def test_who_was_about_to_open_what_is_replaced() -> None:
+    """The inode was looked up before the rename, and is opened after it: it is that version still."""
+    async with client() as one:
+        for version in range(3):
+            await one.save(b"new", noise(100_000, version))
+            await one.fs.rename(ROOT, b"new", ROOT, b"name", 0, CONTEXT)
+            if not version:
+                known = (await one.fs.lookup(ROOT, b"name", CONTEXT)).st_ino
+        fh = int((await one.fs.open(known, os.O_RDONLY, CONTEXT)).fh)
+        assert bytes(await one.fs.read(fh, 0, READ)) == noise(100_000, 0)
+        await one.close(fh)
+        assert known in one.store.tree.orphans()
+        await one.fs.forget([(known, 2)])
+        assert known not in one.store.tree.orphans()
