@@ -20,7 +20,7 @@ log = logging.getLogger("cachefs.recompress")
 
 QUIET = 30.0
 """Seconds without a client's read or write after which the store counts as idle. What a
-chat saves and restores between two turns stays raw, which is read twice as fast."""
+chat saves and restores between two turns stays raw, which is read three times as fast."""
 QUIET_WHEN_SHORT = 0.2
 """The same where eviction would begin soon: what is saved now need not be evicted."""
 _LOOK = 0.2

@@ -223,7 +223,8 @@ def decode_planes(payload: Buffer, out: Bytes) -> None:
 def decode_many(items: Sequence[tuple[Buffer, Bytes]]) -> None:
     """`decode_planes` for each (payload, out), all frames in one call and on several cores. Raises Broken.
 
-    Measured with two cores: 0.35 ms a MiB instead of 0.5.
+    Measured on two noisy cores: 0.44 to 0.60 ms a MiB, block by block 0.51 to 0.53.
+    It pays where cores are free.
     """
     found = [_parts(payload, len(out)) for payload, out in items]
     frames: list[bytes | bytearray | memoryview] = []
